@@ -1,0 +1,226 @@
+"""The journals of a run, read into sets and maps that can be compared.
+
+    allocator/journal.tw ──▶ AllocatorBook     what it issued, was told and decided
+    actors/*/journal.tw  ──▶ ActorBook (each)  what was granted, sampled and ended there
+    learner/journal.tw   ──▶ LearnerBook       what was received, trained, dropped and committed
+
+Each role writes its journal on its own, so a message that is lost, repeated or invented shows as a
+difference. Records of kinds that the audit does not know are passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import StorageError
+from common.journal import Record, read_journal
+
+LeaseKey = tuple[int, int, int]
+"""(tree, number, epoch): one attempt at one continuation."""
+TurnKey = tuple[int, int, int, int]
+"""(tree, number, epoch, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a lease ended, as one role saw it."""
+
+    kind: str
+    turns: int
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class AllocatorBook:
+    opened: Counter[int] = field(default_factory=Counter)
+    issued: Counter[LeaseKey] = field(default_factory=Counter)
+    holders: dict[LeaseKey, str] = field(default_factory=dict)
+    """Peer that each lease was issued to."""
+    ended: dict[LeaseKey, list[End]] = field(default_factory=lambda: defaultdict(list))
+    turns: dict[TurnKey, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Action tokens of each accepted turn, once per acceptance."""
+    discarded: dict[TurnKey, int] = field(default_factory=dict)
+    """Action tokens of turns that were accepted and are to be sampled again by a later attempt."""
+    ready: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Tree -> action tokens, once per record."""
+    dropped: dict[int, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Tree -> (reason, action tokens), once per record."""
+    delivered: set[int] = field(default_factory=set)
+    consumed: set[int] = field(default_factory=set)
+    committed: set[int] = field(default_factory=set)
+    closed: bool = False
+    """Whether it ended in order: without an `end` record it was killed."""
+    trees_in_flight: set[int] | int = 0
+    leases_in_flight: set[LeaseKey] | int = 0
+
+
+@dataclass(slots=True)
+class ActorBook:
+    """One actor's journal; `alive` leases are those of an incarnation that did not end in order."""
+
+    path: Path
+    peers: set[str] = field(default_factory=set)
+    granted: Counter[LeaseKey] = field(default_factory=Counter)
+    turns: dict[TurnKey, int] = field(default_factory=dict)
+    ended: dict[LeaseKey, list[End]] = field(default_factory=lambda: defaultdict(list))
+    cut_off: set[LeaseKey] = field(default_factory=set)
+    """Held, and not ended, by a process that was killed."""
+    discarded_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its directory's name."""
+        return self.path.parent.name
+
+
+@dataclass(slots=True)
+class LearnerBook:
+    present: bool = False
+    received: dict[int, int] = field(default_factory=dict)
+    """Tree -> action tokens."""
+    trained: Counter[int] = field(default_factory=Counter)
+    """Times each tree was trained in the surviving lineage."""
+    trained_at: dict[int, int] = field(default_factory=dict)
+    """Tree -> step of the update it is in, in the surviving lineage."""
+    abandoned: set[int] = field(default_factory=set)
+    """Trained beyond the step a restarted learner resumed from."""
+    dropped: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    committed_step: int = -1
+    tokens_trained: int = 0
+    tokens_context: int = 0
+    tokens_dropped: int = 0
+    closed: bool = False
+    queued: set[int] | int = 0
+
+
+@dataclass(slots=True)
+class Books:
+    """All the journals of one run."""
+
+    allocator: AllocatorBook
+    actors: list[ActorBook]
+    learner: LearnerBook
+
+
+def read_books(allocator: Path, actors: Iterable[Path], learner: Path) -> Books:
+    """Read every journal. The learner's may be missing (it never started); an actor's too.
+
+    Raises:
+        StorageError: the allocator's journal is missing, or one is damaged.
+    """
+    if not allocator.is_file():
+        raise StorageError(f"there is no {allocator}: the run has no allocator journal, so nothing to audit")
+    return Books(
+        _read_allocator(read_journal(allocator)),
+        [_read_actor(path) for path in actors],
+        _read_learner(read_journal(learner)) if learner.is_file() else LearnerBook(),
+    )
+
+
+def _lease(fields: dict[str, Any]) -> LeaseKey:
+    return fields["tree"], fields["number"], fields["epoch"]
+
+
+def _ids(value: Any) -> Any:
+    """A list of ids (or of lease triples) as a set; a bare count stays one."""
+    if isinstance(value, int):
+        return value
+    return {tuple(item) if isinstance(item, (list, tuple)) else item for item in value}
+
+
+def _read_allocator(records: Iterable[Record]) -> AllocatorBook:
+    book = AllocatorBook()
+    for record in records:
+        fields = record.fields
+        match record.kind:
+            case "tree_opened":
+                book.opened[fields["tree"]] += 1
+            case "lease_issued":
+                book.issued[_lease(fields)] += 1
+                book.holders[_lease(fields)] = str(fields.get("peer", ""))
+            case "lease_ended":
+                end = End(fields["kind"], fields["turns"], str(fields.get("reason", "")))
+                book.ended[_lease(fields)].append(end)
+            case "turn_accepted":
+                book.turns[(*_lease(fields), fields["offset"])].append(fields["tokens"])
+            case "turn_discarded":
+                book.discarded[(*_lease(fields), fields["offset"])] = fields["tokens"]
+            case "tree_ready":
+                book.ready[fields["tree"]].append(fields["tokens"])
+            case "tree_dropped":
+                book.dropped[fields["tree"]].append((str(fields["reason"]), fields["tokens"]))
+            case "tree_delivered":
+                book.delivered.add(fields["tree"])
+            case "tree_consumed":
+                book.consumed.add(fields["tree"])
+            case "tree_committed":
+                book.committed.add(fields["tree"])
+            case "end":
+                book.closed = True
+                book.trees_in_flight = _ids(fields["in_flight_trees"])
+                book.leases_in_flight = _ids(fields["in_flight_leases"])
+    return book
+
+
+def _read_actor(path: Path) -> ActorBook:
+    book, held = ActorBook(path), set[LeaseKey]()
+    for record in read_journal(path):
+        fields = record.fields
+        match record.kind:
+            case "start":
+                book.cut_off |= held
+                held.clear()
+                book.peers |= {str(fields["peer"]), f"{fields['peer']}/{fields['incarnation']}"}
+            case "granted":
+                book.granted[_lease(fields)] += 1
+                held.add(_lease(fields))
+            case "turn":
+                book.turns[(*_lease(fields), fields["offset"])] = fields["tokens"]
+            case "ended":
+                book.ended[_lease(fields)].append(End(fields["kind"], fields["turns"]))
+                book.discarded_tokens += fields["discarded_tokens"]
+                held.discard(_lease(fields))
+            case "end":
+                held.clear()  # an orderly end leaves nothing held; what is missing then is lost
+    book.cut_off |= held
+    return book
+
+
+def _read_learner(records: Iterable[Record]) -> LearnerBook:
+    book = LearnerBook(present=True)
+    for record in records:
+        fields = record.fields
+        match record.kind:
+            case "start":
+                _resume(book, fields["step"])
+            case "received":
+                book.received[fields["tree"]] = fields["tokens"]
+            case "consumed":
+                for tree in fields["trees"]:
+                    book.trained[tree] += 1
+                    book.trained_at[tree] = fields["step"]
+                book.tokens_trained += fields["tokens_trained"]
+                book.tokens_context += fields["tokens_context"]
+            case "dropped":
+                book.dropped[fields["tree"]].append(str(fields["reason"]))
+                book.tokens_dropped += fields["tokens"]
+            case "committed":
+                book.committed_step = max(book.committed_step, fields["step"])
+            case "end":
+                book.closed, book.queued = True, _ids(fields["queued"])
+    return book
+
+
+def _resume(book: LearnerBook, step: int) -> None:
+    """A learner starts at `step`: what was trained beyond it belongs to an abandoned lineage."""
+    gone = {tree for tree, at in book.trained_at.items() if at > step}
+    book.abandoned |= gone
+    for tree in gone:
+        del book.trained_at[tree]
+        del book.trained[tree]
+    book.committed_step = min(book.committed_step, step)
+    book.closed = False

@@ -1,0 +1,362 @@
+"""The configuration schema: plain dataclasses, validated once. Only `run.py` knows Hydra.
+
+A misspelt key or a wrong type fails at composition; the rules below fail in `__post_init__` with the key,
+the rule and the value. `validate` adds what spans several sections. Each raises `ConfigError` (exit 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.config_learner import LearnerConfig, WarmstartConfig
+from common.errors import nearest, require
+
+
+class Role(enum.Enum):
+    LOCAL = "local"
+    ALLOCATOR = "allocator"
+    ACTOR = "actor"
+    LEARNER = "learner"
+    WARMSTART = "warmstart"
+    EVAL = "eval"
+    AUDIT = "audit"
+    TRACKER = "tracker"
+
+
+class SecurityMode(enum.Enum):
+    NONE = "none"
+    CURVE = "curve"
+
+
+@dataclass(kw_only=True, slots=True)
+class SecurityConfig:
+    """CURVE has its door here and is refused until it exists."""
+
+    mode: SecurityMode = SecurityMode.NONE
+    allow_insecure_bind: bool = False
+    """Allow binding outside loopback without keys (prints a banner at each start)."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.mode is SecurityMode.NONE,
+            "security.mode",
+            "none (curve is not available yet)",
+            self.mode.value,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    allocator: str = "tcp://127.0.0.1:5555"
+    weights: str = "tcp://127.0.0.1:5556"
+    hints: str = "tcp://127.0.0.1:5557"
+    tracker: str = "tcp://127.0.0.1:5558"
+    actors: int = 2
+    """Actors that role=local starts."""
+    heartbeat_s: float = 1.0
+    dead_after_s: float = 10.0
+    connect_timeout_s: float = 60.0
+    """How long a role waits for its peers before it gives up with exit 6."""
+    max_restarts: int = 5
+    """Times role=local restarts one actor before it stops the run."""
+
+    def __post_init__(self) -> None:
+        for name in ("allocator", "weights", "hints", "tracker"):
+            value = getattr(self, name)
+            require(
+                value.startswith(("tcp://", "ipc://")),
+                f"cluster.{name}",
+                "a tcp:// or ipc:// endpoint",
+                value,
+            )
+        require(self.actors >= 1, "cluster.actors", "at least 1", self.actors)
+        require(self.heartbeat_s > 0, "cluster.heartbeat_s", "positive seconds", self.heartbeat_s)
+        require(
+            self.dead_after_s > 2 * self.heartbeat_s,
+            "cluster.dead_after_s",
+            "more than two heartbeats (cluster.heartbeat_s)",
+            self.dead_after_s,
+        )
+        require(
+            self.connect_timeout_s > 0,
+            "cluster.connect_timeout_s",
+            "positive seconds",
+            self.connect_timeout_s,
+        )
+        require(self.max_restarts >= 0, "cluster.max_restarts", "0 or more", self.max_restarts)
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig:
+    name: str = "frozenlake"
+    size: int = 4
+    """Cells along one side of the map."""
+    hole_probability: float = 0.3
+    is_slippery: bool = False
+    max_turns: int = 12
+    """Turns after which an episode is truncated (not terminated)."""
+    faults: float = 0.0
+    """Share of steps at which the environment raises, to test what is done about it."""
+
+    def __post_init__(self) -> None:
+        require(3 <= self.size <= 10, "env.size", "between 3 and 10", self.size)
+        require(
+            0 <= self.hole_probability <= 0.6, "env.hole_probability", "in [0, 0.6]", self.hole_probability
+        )
+        require(self.max_turns >= 1, "env.max_turns", "at least 1", self.max_turns)
+        require(0 <= self.faults < 1, "env.faults", "in [0, 1)", self.faults)
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The embedded default model, a Llama-style transformer; `path` starts from a saved one instead."""
+
+    path: str = ""
+    """A directory with config.json, model.safetensors and tokenizer.json; empty = the run's warm start."""
+    hidden_size: int = 128
+    layers: int = 3
+    heads: int = 4
+    intermediate_size: int = 384
+    max_context: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "layers", "heads", "intermediate_size", "max_context"):
+            require(getattr(self, name) >= 1, f"model.{name}", "at least 1", getattr(self, name))
+        require(
+            self.hidden_size % (2 * self.heads) == 0,
+            "model.hidden_size",
+            f"divisible by twice model.heads ({self.heads})",
+            self.hidden_size,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class EngineConfig:
+    name: str = "torch"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 4
+    """Most tokens of one action."""
+    max_batch: int = 64
+    """Sequences decoded together, and continuations an actor runs at once."""
+    prefetch: int = 16
+    """Leases an actor holds beyond the running ones."""
+    features: int = 0
+    """Width of the projected hidden state reported for a prefix; 0 = none (no rule of today reads it)."""
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.temperature) and self.temperature > 0,
+            "engine.temperature",
+            "above 0 in training (the learner cannot recompute the distribution of a greedy choice)",
+            self.temperature,
+        )
+        require(
+            self.top_p == 1.0,
+            "engine.top_p",
+            "1 (the learner cannot recompute a truncated distribution)",
+            self.top_p,
+        )
+        require(
+            self.top_k == 0,
+            "engine.top_k",
+            "0 (the learner cannot recompute a truncated distribution)",
+            self.top_k,
+        )
+        require(self.max_new_tokens >= 1, "engine.max_new_tokens", "at least 1", self.max_new_tokens)
+        require(self.max_batch >= 1, "engine.max_batch", "at least 1", self.max_batch)
+        require(self.prefetch >= 0, "engine.prefetch", "0 or more", self.prefetch)
+        require(0 <= self.features <= 4096, "engine.features", "between 0 and 4096", self.features)
+
+
+@dataclass(kw_only=True, slots=True)
+class RuleConfig:
+    """Which anchor next. `name` picks the rule; each rule has its own section."""
+
+    name: str = "flat"
+
+
+@dataclass(kw_only=True, slots=True)
+class RandomRuleConfig(RuleConfig):
+    """Tree-GRPO (arXiv 2509.21240): M chains, then rounds of N uniform draws from each chain's tree."""
+
+    name: str = "random"
+    chains: int = 2
+    expansions: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.chains >= 1, "allocator.rule.chains", "at least 1", self.chains)
+        require(self.expansions >= 1, "allocator.rule.expansions", "at least 1", self.expansions)
+
+
+@dataclass(kw_only=True, slots=True)
+class BudgetConfig:
+    """How many continuations a prompt gets."""
+
+    name: str = "fixed"
+    continuations: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.continuations >= 1, "allocator.budget.continuations", "at least 1", self.continuations)
+
+
+@dataclass(kw_only=True, slots=True)
+class AllocatorConfig:
+    rule: RuleConfig = field(default_factory=RuleConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    max_score_staleness: int = 4
+    """D: events a score may not have seen when its lease is granted and again when it starts."""
+    lease_deadline_s: float = 30.0
+    """A lease without progress for this long is fenced and granted again elsewhere."""
+    max_attempts: int = 3
+    """Attempts at one continuation before it is dropped with its reasons."""
+    journal_flush_ms: float = 50.0
+    """Longest time an input stays unwritten, hence unacknowledged as durable."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_score_staleness >= 0,
+            "allocator.max_score_staleness",
+            "0 or more",
+            self.max_score_staleness,
+        )
+        require(
+            self.lease_deadline_s > 0, "allocator.lease_deadline_s", "positive seconds", self.lease_deadline_s
+        )
+        require(self.max_attempts >= 1, "allocator.max_attempts", "at least 1", self.max_attempts)
+        require(self.journal_flush_ms >= 0, "allocator.journal_flush_ms", "0 or more", self.journal_flush_ms)
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalConfig:
+    tasks: int = 200
+    """Held-out tasks."""
+    split: str = "eval"
+    checkpoint: str = ""
+    """A checkpoint or warm-start directory; empty = the newest of the run."""
+    name: str = ""
+    """Name of the result in the run's `eval/`; empty = one made from the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        require(self.tasks >= 1, "eval.tasks", "at least 1", self.tasks)
+
+
+@dataclass(kw_only=True, slots=True)
+class AuditConfig:
+    actor_dirs: list[str] = field(default_factory=list)
+    """Directories of actors that kept their journal elsewhere than in the run directory."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorConfig:
+    name: str = ""
+    """Stable name of this actor; empty = one made from host and process."""
+    dir: str = ""
+    """Where it keeps its journal and weights; empty = ./actor-<name> in the current directory."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackingConfig:
+    enabled: bool = True
+    uri: str = ""
+    """MLflow tracking URI; empty = sqlite:///<runs_dir>/mlflow.db."""
+    experiment: str = "treeward"
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    role: Role = Role.LOCAL
+    run: str = ""
+    """Run directory; empty = a new one under runs_dir (role=local and warmstart only)."""
+    runs_dir: str = "runs"
+    seed: int = 0
+    deterministic: bool = False
+    """Bit-for-bit reproducible: one sequence at a time, one thread, canonical order. Needs K = D = 0."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < (1 << 62), "seed", "in [0, 2^62)", self.seed)
+
+
+RULES = ("flat", "random")
+BUDGETS = ("fixed",)
+CREDITS = ("granted", "grpo")
+LOSSES = ("ppo",)
+BEHAVIOUR_WEIGHTS = ("none", "tis", "decoupled")
+ENGINES = ("torch",)
+ENVIRONMENTS = ("frozenlake",)
+
+
+def validate(config: Config) -> None:
+    """Rules across sections. Raises `ConfigError` naming the keys and the remedy."""
+    for key, value, valid in (
+        ("env.name", config.env.name, ENVIRONMENTS),
+        ("engine.name", config.engine.name, ENGINES),
+        ("allocator.rule.name", config.allocator.rule.name, RULES),
+        ("allocator.budget.name", config.allocator.budget.name, BUDGETS),
+        ("learner.credit.name", config.learner.credit.name, CREDITS),
+        ("learner.loss.name", config.learner.loss.name, LOSSES),
+        ("learner.weight.name", config.learner.weight.name, BEHAVIOUR_WEIGHTS),
+    ):
+        require(value in valid, key, f"one of {', '.join(valid)}{nearest(value, valid)}", value)
+    if config.deterministic:
+        lag, staleness = config.learner.max_policy_lag, config.allocator.max_score_staleness
+        require(lag == 0, "learner.max_policy_lag", "0 when deterministic=true", lag)
+        require(staleness == 0, "allocator.max_score_staleness", "0 when deterministic=true", staleness)
+    rule = config.allocator.rule
+    if isinstance(rule, RandomRuleConfig):
+        total, per_round = config.allocator.budget.continuations, rule.chains * rule.expansions
+        require(
+            total >= rule.chains and (total - rule.chains) % per_round == 0,
+            "allocator.budget.continuations",
+            f"chains + a multiple of chains x expansions ({rule.chains} + n x {per_round}) for rule=random",
+            total,
+        )
+
+
+def to_plain(config: Any) -> Any:
+    """The configuration as JSON-ready dicts, enums by value."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, enum.Enum):
+        return config.value
+    if isinstance(config, (list, tuple)):
+        return [to_plain(item) for item in config]
+    return config
+
+
+def agreed_settings(config: Config) -> dict[str, str]:
+    """Flat settings that allocator, actors and learner must share, compared at `Hello` key by key."""
+    agreed: dict[str, str] = {"deterministic": json.dumps(config.deterministic)}
+    for section in ("env", "engine"):
+        for key, value in to_plain(getattr(config, section)).items():
+            if (section, key) not in LOCAL_CHOICES:
+                agreed[f"{section}.{key}"] = json.dumps(value)
+    return agreed
+
+
+LOCAL_CHOICES = {("engine", "max_batch"), ("engine", "prefetch"), ("env", "faults")}
+"""Settings of the agreed sections that each actor may choose for itself."""
+
+
+def config_hash(config: Config) -> str:
+    """SHA-256 of the agreed settings, the same in every process."""
+    return hashlib.sha256(json.dumps(agreed_settings(config), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,240 @@
+"""An append-only journal: what a role did, written before anyone is told that it is safe.
+
+    file    = magic (8 bytes)  record*
+    record  = length u32 | crc32(body) u32 | crc32(length, crc32) u32 | body = msgpack [kind, fields]
+
+The header has a checksum of its own. Otherwise one flipped bit in a length would make everything behind it
+look like a torn tail. What a crash can leave is a prefix of the last record, or zeros where the file grew
+before its data arrived: that is cut with a warning. Anything else is damage, and is refused with its offset.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msgpack
+import msgspec
+
+from common.errors import StorageError
+
+LOG = logging.getLogger("treeward.journal")
+
+MAGIC = b"TWJRNL\x00\x01"
+HEADER = struct.Struct("<III")
+MAX_RECORD_BYTES = 128 << 20
+"""Twice the largest message, which is the largest thing any role writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry, with the place in the file where it begins."""
+
+    kind: str
+    fields: dict[str, Any]
+    offset: int
+
+
+class JournalWriter:
+    """Appends records to `path`; one writer at a time, in this process or any other.
+
+    Records are buffered until `flush`. Opening a journal that a crash left with a torn last record cuts it.
+
+    Raises:
+        StorageError: another writer has it, it is damaged or no journal, or the disk refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._buffer: list[bytes] = []
+        self._failed = ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot open the journal {path}: {error.strerror}") from error
+        try:
+            self._end = self._take_over()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _take_over(self) -> int:
+        """Lock the file, cut a torn tail, write the magic of a new one. Returns its length."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(
+                f"the journal {self._path} has another writer; stop that process first"
+            ) from error
+        size = os.fstat(self._fd).st_size
+        end = max((end for _, _, end in _scan(self._path)), default=len(MAGIC))
+        if size < len(MAGIC):
+            self._guard(os.ftruncate, self._fd, 0)
+            self._guard(os.write, self._fd, MAGIC)
+            self._guard(os.fsync, self._fd)
+            self._guard(fsync_dir, self._path.parent)
+        elif end < size:
+            self._guard(os.ftruncate, self._fd, end)
+        return end
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Add a record; nouns in `fields` are stored as plain maps. It is on disk after `flush`."""
+        body = msgpack.packb([kind, msgspec.to_builtins(fields, builtin_types=(bytes,))])
+        if len(body) > MAX_RECORD_BYTES:
+            raise StorageError(f"a {kind} record has {len(body)} bytes, the limit is {MAX_RECORD_BYTES}")
+        self._buffer.append(_frame(body))
+
+    def flush(self, sync: bool) -> None:
+        """Write what was appended; with `sync`, return only when the disk has it.
+
+        After a failed write the file ends where it did before and the records stay buffered: a later flush
+        may succeed. A failed fsync is final, since the kernel forgets which pages it could not write.
+
+        Raises:
+            StorageError: the disk is full or broken.
+        """
+        if self._failed:
+            raise StorageError(self._failed)
+        data = b"".join(self._buffer)
+        if data:
+            self._write(data)
+            self._buffer.clear()
+            self._end += len(data)
+        if sync:
+            try:
+                os.fsync(self._fd)
+            except OSError as error:
+                self._failed = (
+                    f"cannot sync the journal {self._path}: {error.strerror}; restart from what is written"
+                )
+                raise StorageError(self._failed) from error
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            os.ftruncate(self._fd, self._end)  # shrinking needs no space: half a record must not stay
+            raise StorageError(f"cannot write the journal {self._path}: {error.strerror}") from error
+
+    def _guard(self, call: Any, *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            raise StorageError(f"cannot write the journal {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Flush, sync and let go of the file."""
+        if self._fd < 0:
+            return
+        try:
+            self.flush(sync=True)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> Iterator[Record]:
+    """The records of `path` in order; a torn last one is left out with a warning.
+
+    Raises:
+        StorageError: the file is missing, no journal, or damaged before its last record.
+    """
+    for offset, body, _ in _scan(path):
+        yield _record(body, offset, path)
+
+
+def _scan(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """(offset, body, end) of each sound record; stops with a warning at a torn tail."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise StorageError(f"cannot read the journal {path}: {error.strerror}") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        magic = file.read(len(MAGIC))
+        if not MAGIC.startswith(magic):
+            raise StorageError(f"{path} is not a journal of this version: it begins with {magic!r}")
+        offset = len(MAGIC)
+        while offset < size:
+            body = _read_one(file, offset, size, path)
+            if body is None:
+                LOG.warning("%s ends in a torn record at byte %d of %d: left out", path, offset, size)
+                return
+            end = offset + HEADER.size + len(body)
+            yield offset, body, end
+            offset = end
+
+
+def _read_one(file: BinaryIO, offset: int, size: int, path: Path) -> bytes | None:
+    """The body of the record at `offset`, or None where a crash tore the tail off."""
+    header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    length, checksum, header_checksum = HEADER.unpack(header)
+    if header_checksum != zlib.crc32(header[:8]):
+        if not any(header) and _only_zeros(file):
+            return None
+        raise _damaged(path, offset, "its header")
+    end = offset + HEADER.size + length
+    if end > size:
+        return None
+    body = file.read(length)
+    if zlib.crc32(body) != checksum:
+        if end == size:
+            return None
+        raise _damaged(path, offset, "its body")
+    return body
+
+
+def _only_zeros(file: BinaryIO) -> bool:
+    return not any(any(block) for block in iter(lambda: file.read(1 << 16), b""))
+
+
+def _damaged(path: Path, offset: int, what: str) -> StorageError:
+    return StorageError(
+        f"the journal {path} is damaged at byte {offset}: {what} does not match its checksum. "
+        "Restore it from a copy, or cut it there and lose what follows"
+    )
+
+
+def _frame(body: bytes) -> bytes:
+    start = struct.pack("<II", len(body), zlib.crc32(body))
+    return start + struct.pack("<I", zlib.crc32(start)) + body
+
+
+def _record(body: bytes, offset: int, path: Path) -> Record:
+    try:
+        kind, fields = msgpack.unpackb(body, strict_map_key=False)
+        return Record(kind, fields, offset)
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"the journal {path} has an unreadable record at byte {offset}: {error}"
+        ) from error
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a directory durable: a created or renamed file is not, until this is done."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
