@@ -1,0 +1,1 @@
+"""The actors: they grow trees by running leases, and pull the weights they sample from."""

@@ -1,0 +1,1 @@
+"""Generation engines: the interface in `base`, one engine for each way to generate tokens."""
