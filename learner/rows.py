@@ -1,0 +1,221 @@
+"""Trees to rows: one training row for each branch, tokens as they were sampled.
+
+    Tree ── credit ──▶ BranchCredit ── node weight, lag gate ──▶ Row  (+ RowCounts: every token counted)
+
+A row is the walk from the root to a leaf: prompt, then action and observation tokens in turn. The action mask
+comes from the spans in which tokens were made, never from their values. Tokens after the last trained one are
+cut off: nothing is learnt there and causal attention looks back only.
+
+Shapes: `[T]` one entry a token of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config_learner import NodeWeight
+from common.nouns import ROOT, Continuation, Node, Tree, Version, floats, ids
+from common.staleness import INFINITELY_STALE, policy_lag
+from learner.credit.base import BranchCredit
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+NO_LAG = -1
+"""Lag of a token that nobody sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What the age of a token is measured against."""
+
+    current: Version
+    """The weights about to be updated."""
+    max_lag: int
+    """K."""
+    resumed_from: int = 0
+    """Step at which the current lineage resumed (`common.staleness.policy_lag`)."""
+
+    def lag(self, sampled: Version) -> int:
+        return policy_lag(self.current, sampled, self.resumed_from)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One branch, ready for a forward pass."""
+
+    tree: int
+    continuation: int
+    ids: Ints
+    """`[T]`"""
+    trained: Mask
+    """`[T]`: sampled, young enough, and this branch's to train."""
+    behaviour: Floats
+    """`[T]` log-probabilities at sampling; 0 where not sampled."""
+    advantages: Floats
+    """`[T]`; 0 where not sampled."""
+    weights: Floats
+    """`[T]`; 0 where this branch does not train the token."""
+    lags: Ints
+    """`[T]` updates since the token was sampled; `NO_LAG` where not sampled."""
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    def has_gradient(self) -> bool:
+        """Whether any coefficient advantage × weight of a trained token differs from exactly zero."""
+        return bool(np.any(self.trained & (self.advantages != 0) & (self.weights != 0)))
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Where the tokens and branches of a batch went. A token is counted once, whatever shares it."""
+
+    branches: int = 0
+    """With an outcome."""
+    tokens_generated: int = 0
+    """All action tokens: trained + stale + the rest."""
+    tokens_trained: int = 0
+    """In the objective of at least one branch."""
+    tokens_stale: int = 0
+    """Older than K: context without gradient."""
+    tokens_without_credit: int = 0
+    """Young enough, but no branch trains them (their continuation ended without an outcome)."""
+    stale_branches: int = 0
+    """With nothing young enough left to train; they stay in every denominator."""
+    stale_branch_tokens: int = 0
+    stale_branch_reward: float = 0.0
+    """Sum of raw rewards of the stale branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One node's tokens: `[a]` action tokens, then `[o]` observation tokens."""
+
+    ids: Ints
+    num_actions: int
+    behaviour: Floats
+    lags: Ints
+
+
+def build_rows(
+    tree: Tree, credits: Sequence[BranchCredit], node_weight: NodeWeight, clock: Clock, counts: RowCounts
+) -> list[Row]:
+    """Rows of a tree's branches in the tree's order; those with nothing to train are counted and left out.
+
+    Args:
+        tree: as finished.
+        credits: of its branches.
+        node_weight: what a token that several branches share is worth in each of them.
+        clock: ages tokens; older than K is context.
+        counts: added to in place.
+    """
+    spans = [_span(node, clock) for node in tree.nodes]
+    sharing = _branches_below(tree, credits)
+    rows: list[Row] = []
+    trained_nodes: set[int] = set()
+    for credit in credits:
+        shares = _shares(tree, credit, node_weight, sharing)
+        row = _row(tree, credit, shares, spans, clock.max_lag)
+        trained_nodes.update(node.index for node, share in zip(credit.turns, shares, strict=True) if share)
+        if row.trained.any():
+            rows.append(row)
+        else:
+            _count_stale_branch(credit, counts)
+    _count_tokens(spans, trained_nodes, clock.max_lag, len(credits), counts)
+    return rows
+
+
+def _span(node: Node, clock: Clock) -> _Span:
+    turn = node.turn
+    count = turn.num_action_tokens
+    lags = [clock.lag(run.version) for run in turn.versions for _ in range(run.count)]
+    sampled = len(turn.logprobs) > 0
+    return _Span(
+        ids=np.concatenate([ids(turn.action), ids(turn.observation)]).astype(np.int64),
+        num_actions=count,
+        # A demonstration has neither: no weights sampled it, so it is context here and never trained.
+        behaviour=floats(turn.logprobs).astype(np.float32) if sampled else np.zeros(count, np.float32),
+        lags=np.asarray(lags if lags else [INFINITELY_STALE] * count, np.int64),
+    )
+
+
+def _branches_below(tree: Tree, credits: Iterable[BranchCredit]) -> list[int]:
+    """How many branches pass through each node, `[nodes]`."""
+    below = [0] * len(tree.nodes)
+    for credit in credits:
+        for node in credit.turns:
+            below[node.index] += 1
+    return below
+
+
+def _owners(tree: Tree, continuation: Continuation) -> set[int]:
+    """The continuation and the leases whose horizon it continues: its return is (a share of) theirs."""
+    by_number = {other.number: other for other in tree.continuations}
+    owners, current = {continuation.number}, continuation
+    while current.heir_of in by_number and current.heir_of not in owners:
+        current = by_number[current.heir_of]
+        owners.add(current.number)
+    return owners
+
+
+def _shares(tree: Tree, credit: BranchCredit, node_weight: NodeWeight, sharing: list[int]) -> list[float]:
+    """What each turn of a branch is worth in this branch, `[turns]`; 0 = context."""
+    if node_weight is NodeWeight.LEAF_SHARE:
+        return [credit.weight] * len(credit.turns)
+    if node_weight is NodeWeight.ONCE:
+        return [credit.weight / sharing[node.index] for node in credit.turns]
+    owners = _owners(tree, credit.continuation)
+    return [credit.weight if node.lease in owners else 0.0 for node in credit.turns]
+
+
+def _row(
+    tree: Tree, credit: BranchCredit, shares: Sequence[float], spans: Sequence[_Span], max_lag: int
+) -> Row:
+    root = spans[ROOT]
+    lengths = [len(root.ids)] + [len(spans[node.index].ids) for node in credit.turns]
+    starts = np.cumsum([0, *lengths])
+    total = int(starts[-1])
+    tokens = np.concatenate([root.ids, *(spans[node.index].ids for node in credit.turns)])
+    trained = np.zeros(total, np.bool_)
+    behaviour, advantages, weights = (np.zeros(total, np.float32) for _ in range(3))
+    lags = np.full(total, NO_LAG, np.int64)
+    turns = zip(starts[1:], credit.turns, credit.advantages, shares, strict=False)
+    for start, node, advantage, share in turns:
+        span = spans[node.index]
+        actions = slice(int(start), int(start) + span.num_actions)
+        behaviour[actions], lags[actions] = span.behaviour, span.lags
+        advantages[actions], weights[actions] = advantage, share
+        trained[actions] = (span.lags <= max_lag) & (share != 0)
+    end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else 0
+    return Row(
+        tree.id, credit.continuation.number,
+        tokens[:end], trained[:end], behaviour[:end], advantages[:end], weights[:end], lags[:end],
+    )  # fmt: skip
+
+
+def _count_stale_branch(credit: BranchCredit, counts: RowCounts) -> None:
+    outcome = credit.continuation.outcome
+    counts.stale_branches += 1
+    counts.stale_branch_tokens += sum(node.turn.num_action_tokens for node in credit.turns)
+    counts.stale_branch_reward += outcome.raw_reward if outcome is not None else 0.0
+
+
+def _count_tokens(
+    spans: Sequence[_Span], trained_nodes: set[int], max_lag: int, branches: int, counts: RowCounts
+) -> None:
+    counts.branches += branches
+    for index, span in enumerate(spans):
+        fresh = int((span.lags <= max_lag).sum())
+        counts.tokens_generated += span.num_actions
+        counts.tokens_stale += span.num_actions - fresh
+        if index in trained_nodes:
+            counts.tokens_trained += fresh
+        else:
+            counts.tokens_without_credit += fresh

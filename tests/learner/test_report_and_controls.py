@@ -1,0 +1,146 @@
+"""The control that must learn nothing, the numbers of a step, and failures to save."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from common.config_learner import OptimizerConfig
+from common.errors import StorageError
+from common.nouns import Version
+from learner import savings as savings_module
+from learner.controls import shuffle_rewards
+from learner.diagnostics import effective_sample_size
+from learner.policy import build_model
+from learner.report import PROGRESS, Stopwatch, log_step, outcome_metrics, step_metrics
+from learner.rows import Clock
+from learner.savings import MAX_FAILURES, Savings
+from learner.update import Updater, make_optimizer
+from tests.learner.helpers import (
+    SMALL_MODEL,
+    TOKENIZER,
+    V0,
+    continuation,
+    flat_tree,
+    learner_config,
+    make_tree,
+    node,
+    turn,
+)
+
+
+def trees(count: int = 6):
+    rng = np.random.default_rng(1)
+    return [flat_tree(number, rng) for number in range(count)]
+
+
+def outcomes(some):
+    return [leaf.outcome for tree in some for leaf in tree.leaves()]
+
+
+# ---------------------------------------------------------------------------------------- shuffled rewards
+
+
+def test_shuffling_moves_outcomes_across_the_batch_and_changes_nothing_else():
+    before, after = trees(), shuffle_rewards(trees(), run_seed=0, step=4)
+    key = lambda outcome: outcome.reward  # noqa: E731
+    assert sorted(outcomes(before), key=key) == sorted(outcomes(after), key=key)
+    assert outcomes(before) != outcomes(after)
+    assert [tree.nodes for tree in before] == [tree.nodes for tree in after]
+    for old, new in zip(before, after, strict=True):
+        assert [c.baseline for c in old.continuations] == [c.baseline for c in new.continuations]
+
+
+def test_shuffling_is_drawn_from_seed_and_step_and_not_from_the_order_of_arrival():
+    assert shuffle_rewards(trees(), 0, 4) == shuffle_rewards(trees()[::-1], 0, 4)
+    assert shuffle_rewards(trees(), 0, 4) != shuffle_rewards(trees(), 0, 5)
+    assert shuffle_rewards(trees(), 0, 4) != shuffle_rewards(trees(), 1, 4)
+
+
+def test_shuffling_never_pays_a_continuation_without_outcome():
+    tree = make_tree(
+        [node(1, 0, 0, 0, turn((5,))), node(2, 0, 1, 0, turn((6,)))],
+        [continuation(0, [1], None), continuation(1, [2], 1.0)],
+    )
+    for step in range(5):
+        (shuffled,) = shuffle_rewards([tree], 0, step)
+        assert [c.outcome is None for c in shuffled.continuations] == [True, False]
+
+
+# -------------------------------------------------------------------------------------------------- numbers
+
+
+def test_success_is_over_continuations_and_mixed_is_over_prompts_by_raw_reward():
+    rng = np.random.default_rng(0)
+    some = [flat_tree(0, rng, rewards=[1, 1, 1, 1]), flat_tree(1, rng, rewards=[1, 0, 0, 0])]
+    assert outcome_metrics(some) == {"success": 5 / 8, "mixed": 0.5, "continuations": 8}
+    assert outcome_metrics([])["success"] == 0.0
+
+
+def test_the_effective_sample_size_is_1_for_equal_weights_and_1_over_n_for_one_that_carries_all():
+    import torch
+
+    assert effective_sample_size(torch.full((8,), 3.0)) == pytest.approx(1.0)
+    assert effective_sample_size(torch.tensor([1.0, 0, 0, 0])) == pytest.approx(0.25)
+    assert effective_sample_size(torch.tensor([1.0, 2, 3])) == pytest.approx(36 / (3 * 14))
+
+
+def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
+    model = build_model(SMALL_MODEL, TOKENIZER, seed=0)
+    settings = learner_config()
+    updater = Updater(model, make_optimizer(model, OptimizerConfig()), settings, temperature=1.0)
+    batch = trees(4)
+    report = updater.update(batch, Clock(V0, 1))
+    watch = Stopwatch()
+    watch.spend("wait_trees_s", 1.5)
+    metrics = step_metrics(batch, report, watch.lap(), {"stale": 2})
+    for name in (
+        "success", "mixed", "loss", "grad_norm", "clip_fraction", "ratio_ess", "ratio_q50", "lag_share_0",
+        "entropy", "logprob_gap", "tokens_trained", "tokens_generated", "tokens_stale", "wait_trees_s",
+        "trees_dropped_stale", "step_s",
+    ):  # fmt: skip
+        assert name in metrics, name
+    with caplog.at_level(logging.INFO, logger="treeward.learner"):
+        log_step(3, 10, metrics)
+    record = caplog.records[-1]
+    assert record.getMessage().startswith("step 3/10  success ") and "\n" not in record.getMessage()
+    assert record.event == "progress" and set(record.fields) == {"step", *PROGRESS}
+
+
+# -------------------------------------------------------------------------------------------------- savings
+
+
+def make_savings(folder, **more) -> Savings:
+    model = build_model(SMALL_MODEL, TOKENIZER, seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    return Savings(folder, model, optimizer, TOKENIZER, every=5, keep=2, config_hash="c", **more)
+
+
+def test_a_tree_is_reported_safe_by_the_first_checkpoint_that_holds_it_and_only_once(tmp_path):
+    savings = make_savings(tmp_path)
+    savings.trained([1, 2])
+    assert savings.save(Version(lineage=0, step=5)) == [1, 2]
+    savings.trained([3])
+    assert savings.save(Version(lineage=0, step=6)) == [3]
+    assert savings.save(Version(lineage=0, step=6)) == []  # nothing new to write
+    assert [savings.is_due(step) for step in (4, 5, 10)] == [False, True, True]
+
+
+def test_a_failed_save_keeps_the_trees_unsafe_and_training_goes_on_until_the_third_in_a_row(
+    tmp_path, monkeypatch
+):
+    savings = make_savings(tmp_path)
+    savings.trained([1])
+    real = savings_module.save_checkpoint
+
+    def refuse(*arguments):
+        raise StorageError("No space left on device")
+
+    monkeypatch.setattr(savings_module, "save_checkpoint", refuse)
+    for step in range(1, MAX_FAILURES):
+        assert savings.save(Version(lineage=0, step=step)) is None
+    with pytest.raises(StorageError):
+        savings.save(Version(lineage=0, step=MAX_FAILURES))
+    monkeypatch.setattr(savings_module, "save_checkpoint", real)
+    assert savings.save(Version(lineage=0, step=9)) == [1]
+    assert savings.failures == 0
