@@ -201,7 +201,8 @@ class BudgetConfig:
     """How many continuations a prompt gets."""
 
     name: str = "fixed"
-    continuations: int = 8
+    continuations: int = 6
+    """2 chains and one round of 2 x 2 branches under the default rule: Tree-GRPO's six leaves."""
 
     def __post_init__(self) -> None:
         require(self.continuations >= 1, "allocator.budget.continuations", "at least 1", self.continuations)
@@ -209,7 +210,7 @@ class BudgetConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AllocatorConfig:
-    rule: RuleConfig = field(default_factory=RuleConfig)
+    rule: RuleConfig = field(default_factory=RandomRuleConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     max_score_staleness: int = 4
     """D: events a score may not have seen when its lease is granted and again when it starts."""

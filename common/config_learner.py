@@ -84,12 +84,12 @@ class OptimizerConfig:
 class LearnerConfig:
     steps: int = 100
     """Updates of the run."""
-    batch_trees: int = 16
+    batch_trees: int = 20
     """Trees of one update (a wave)."""
     max_policy_lag: int = 2
     """K: tokens sampled more than K updates ago are context without gradient."""
     node_weight: NodeWeight = NodeWeight.GRANTED
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 2048
     """Most padded tokens of one forward pass."""
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
@@ -112,11 +112,11 @@ class LearnerConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WarmstartConfig:
-    demonstrations: int = 100
+    demonstrations: int = 200
     """Expert trajectories in the fixed set."""
     noise: float = 0.4
     """Probability that the expert's action is replaced by a random one."""
-    steps: int = 60
+    steps: int = 100
     batch: int = 32
     lr: float = 1e-3
 

@@ -18,15 +18,17 @@ import logging
 import os
 import socket as system_socket
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 import psutil
 import zmq
+import zmq.asyncio
 
 from common.codec import MAX_PAYLOAD_BYTES
 from common.config import SecurityConfig, SecurityMode
 from common.errors import ConfigError, SecurityError
+from common.traffic import MeteredAsyncSocket, MeteredSocket
 
 LOG = logging.getLogger("treeward.sockets")
 
@@ -91,7 +93,9 @@ class SocketFactory(Generic[SocketT]):
         return self._bind(self._socket(zmq.PULL), bind)
 
     def _socket(self, kind: int) -> SocketT:
-        socket = self._context.socket(kind)
+        asynchronous = isinstance(self._context, zmq.asyncio.Context)
+        metered: Any = MeteredAsyncSocket if asynchronous else MeteredSocket
+        socket: Any = self._context.socket(kind, socket_class=metered)
         for option, value in (
             (zmq.LINGER, LINGER_MS),
             (zmq.SNDHWM, HIGH_WATER_MARK),
@@ -107,7 +111,7 @@ class SocketFactory(Generic[SocketT]):
             (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
         ):
             socket.setsockopt(option, value)
-        return socket
+        return cast("SocketT", socket)
 
     def _bind(self, socket: SocketT, endpoint: str) -> SocketT:
         try:
@@ -115,6 +119,7 @@ class SocketFactory(Generic[SocketT]):
             self._check_bind(endpoint)
             _allow_ipv6(socket, endpoint)
             socket.bind(endpoint)
+            _name(socket, bound_endpoint(socket))
             if endpoint.startswith("ipc://"):
                 Path(endpoint.removeprefix("ipc://")).chmod(0o600)
         except zmq.ZMQError as error:
@@ -130,6 +135,7 @@ class SocketFactory(Generic[SocketT]):
             _check_port(endpoint)
             _allow_ipv6(socket, endpoint)
             socket.connect(endpoint)
+            _name(socket, endpoint)
         except zmq.ZMQError as error:
             socket.close(0)
             raise ConfigError(f"cannot connect to {endpoint}: {error.strerror}; give {FORMS}") from error
@@ -156,6 +162,11 @@ def bound_endpoint(socket: zmq.Socket[Any]) -> str:
     """Where a bound socket really listens: the port is filled in when 0 was asked for."""
     found = socket.getsockopt(zmq.LAST_ENDPOINT)
     return (found if isinstance(found, bytes) else str(found).encode()).rstrip(b"\0").decode()
+
+
+def _name(socket: Any, endpoint: str) -> None:
+    """The endpoint under which the socket's bytes are counted."""
+    socket.endpoint = endpoint
 
 
 def is_loopback(endpoint: str) -> bool:

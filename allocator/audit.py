@@ -1,0 +1,188 @@
+"""The conservation law inside one process, and the numbers that show it live.
+
+    issued leases  = live + ended{kind}              every attempt exactly one of them
+    opened trees   = open + ready + delivered + consumed + committed + dropped{reason}
+
+`audit` recomputes everything from the objects themselves and compares it with the counters that the decisions
+use: a counter that drifts would starve or flood an anchor, a prompt or an actor long before anything is lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from allocator.delivery import TreeState
+from allocator.leases import KINDS
+from allocator.peers import ACTOR
+from allocator.state import CoreState
+from allocator.tree import Branch, BranchState, GrowingTree
+from common.nouns import NO_LEASE, Tree
+from common.predictor import HistoryPredictor
+
+
+def audit(s: CoreState) -> list[str]:
+    """One sentence for each violation, empty when the law holds."""
+    return [
+        *_leases(s),
+        *_trees(s),
+        *_peers(s),
+        *(f for tree in s.forest.trees.values() for f in _tree(s, tree)),
+    ]
+
+
+def _differ(what: str, counted: object, found: object) -> Iterator[str]:
+    if counted != found:
+        yield f"{what}: counted {counted}, found {found}"
+
+
+def _branches(s: CoreState) -> list[Branch]:
+    return [branch for tree in s.forest.trees.values() for branch in tree.branches.values()]
+
+
+def _leases(s: CoreState) -> Iterator[str]:
+    branches = _branches(s)
+    book = s.leases
+    yield from _differ("issued leases = live + ended", book.issued, book.live + sum(book.ended.values()))
+    yield from _differ("live leases", book.live, sum(b.live for b in branches))
+    yield from _differ("pending", book.pending, sum(b.state is BranchState.PENDING for b in branches))
+    yield from (f"unknown ending {kind!r}" for kind in book.ended if kind not in KINDS)
+    for branch in branches:
+        yield from _differ(f"endings of {branch.id}", branch.epoch + 1 - branch.live, len(branch.endings))
+        ended = branch.state is BranchState.ENDED
+        if ended != bool(branch.ended):
+            yield f"{branch.id} is {branch.state.value} and ended as {branch.ended!r}"
+        if branch.outcome is not None and branch.ended not in ("finished", "stopped"):
+            yield f"{branch.id} has an outcome but ended as {branch.ended!r}"
+        if branch.ended in ("finished", "horizon") and branch.endings.count(branch.ended) != 1:
+            yield f"{branch.id} ended as {branch.ended} through attempts {branch.endings}"
+        if branch.failures > s.settings.max_attempts:
+            yield f"{branch.id} was attempted {branch.failures} times, more than {s.settings.max_attempts}"
+    if isinstance(s.predictor, HistoryPredictor):
+        pins = Counter(b.predictor_version for b in branches if b.state is not BranchState.ENDED)
+        yield from _differ("pinned predictor versions", dict(s.predictor.pinned()), dict(pins))
+
+
+def _trees(s: CoreState) -> Iterator[str]:
+    d = s.delivery
+    total = len(s.forest.trees) + len(d.parcels) + d.committed + sum(d.dropped.values())
+    yield from _differ(
+        "opened trees = open + ready + delivered + consumed + committed + dropped", d.opened, total
+    )
+    found = Counter(parcel.state for parcel in d.parcels.values())
+    yield from _differ("finished trees by state", +d.states, found)
+    yield from _differ("committed trees", d.committed, sum(map(len, d.committed_at.values())))
+    if d.sent > d.credit:
+        yield f"delivered {d.sent} trees on a credit of {d.credit}"
+    kept = d.opened - sum(d.dropped.values())
+    if kept > s.settings.trees:
+        yield f"{kept} trees opened and not dropped, the run trains on {s.settings.trees}"
+    slots = [t.slot for t in s.forest.trees.values()] + [p.slot for p in d.parcels.values()]
+    slots += [slot for entries in d.committed_at.values() for _, slot in entries]
+    if len(set(slots)) != len(slots):
+        yield "two trees share a slot"
+    for parcel in d.parcels.values():
+        yield from _finished(parcel.tree, parcel.tokens)
+
+
+def _finished(tree: Tree, tokens: int) -> Iterator[str]:
+    owners = Counter((node.lease, node.offset) for node in tree.nodes)
+    yield from (f"tree {tree.id} has turn {turn} {n} times" for turn, n in owners.items() if n > 1)
+    yield from _differ(f"tokens of tree {tree.id}", tokens, tree.num_action_tokens())
+    if not any(True for _ in tree.leaves()):
+        yield f"tree {tree.id} was finished without an outcome"
+    owned = sum(len(c.nodes) for c in tree.continuations)
+    yield from _differ(f"nodes of tree {tree.id}", len(tree.nodes) - 1, owned)
+    for c in tree.continuations:
+        if not c.ended:
+            yield f"tree {tree.id} was closed while its lease {c.number} was outstanding"
+
+
+def _tree(s: CoreState, tree: GrowingTree) -> Iterator[str]:
+    out = [b for b in tree.branches.values() if b.state is not BranchState.ENDED]
+    yield from _differ(f"outstanding of tree {tree.id}", tree.outstanding, len(out))
+    by_anchor, by_decision = Counter(b.anchor for b in out), Counter(b.decision for b in out)
+    yield from _differ(f"in flight by anchor of tree {tree.id}", +Counter(tree.flying), by_anchor)
+    yield from _differ(
+        f"outstanding by decision of tree {tree.id}", +Counter(tree.outstanding_of), by_decision
+    )
+    paid = sum(b.heir_of == NO_LEASE for b in tree.branches.values())
+    yield from _differ(f"budget spent by tree {tree.id}", tree.spent, paid)
+    if tree.budget_left < 0:
+        yield f"tree {tree.id} spent {tree.spent} of {tree.allowance} continuations"
+    owned = [index for b in tree.branches.values() for index in b.nodes]
+    yield from _differ(f"nodes of tree {tree.id}", max(0, len(tree.nodes) - 1), len(set(owned)))
+    for b in tree.branches.values():
+        places = [(tree.nodes[i].lease, tree.nodes[i].offset) for i in b.nodes]
+        yield from _differ(f"turns of {b.id}", [(b.number, k) for k in range(len(b.nodes))], places)
+    stuck = tree.allowance is not None and tree.outstanding == 0 and not tree.settled
+    if stuck and s.ending is None:
+        yield f"tree {tree.id} is open though nothing is outstanding and nobody will ask about it"
+
+
+def _peers(s: CoreState) -> Iterator[str]:
+    yield from _differ("room at actors", s.peers.free, sum(p.room for p in s.peers.members.values()))
+    held: dict[Branch, str] = {}
+    for peer in s.peers.members.values():
+        for state, leases in ((BranchState.QUEUED, peer.queued), (BranchState.RUNNING, peer.running)):
+            for branch in leases:
+                held[branch] = peer.key
+                if branch.state is not state or branch.holder != peer.key:
+                    yield f"{peer.key} is booked for {branch.id}, which is {branch.state.value}"
+    yield from (f"nobody is booked for {b.id}" for b in _branches(s) if b.live and b not in held)
+    inspecting = sum(len(p.inspecting) for p in s.peers.members.values())
+    yield from _differ("trees being set up", s.forest.inspecting, inspecting)
+
+
+def waiting(s: CoreState) -> str:
+    """What holds the core up, in one word; `working` = actors have all they can hold."""
+    learner = s.peers.learner
+    if s.ending is not None:
+        return "ending"
+    if s.version is None or learner is None:
+        return "learner"
+    if s.peers.actors_alive == 0:
+        return "actors"
+    if s.peers.free == 0:
+        return "working"
+    if s.delivery.states[TreeState.READY] and s.delivery.sent >= s.delivery.credit:
+        return "credit"
+    if s.forest.trees:
+        return "outcomes"
+    return "work_ahead" if s.delivery.room(s.version.step, 0) <= 0 else "working"
+
+
+def stats(s: CoreState) -> dict[str, float]:
+    """Flat numbers: `group/name`."""
+    members, forest, d = s.peers.members.values(), s.forest, s.delivery
+    running = sum(len(peer.running) for peer in members)
+    values: dict[str, float] = {
+        "peers/actors": s.peers.actors_alive,
+        "peers/actors_silent": sum(p.role == ACTOR and not p.alive for p in members),
+        "peers/learner": s.peers.learner is not None and s.peers.learner.alive,
+        "peers/room": s.peers.free,
+        "leases/issued": s.leases.issued,
+        "leases/pending": s.leases.pending,
+        "leases/queued": s.leases.live - running,
+        "leases/running": running,
+        "leases/speculative_share": forest.speculative / max(1, forest.grown),
+        "leases/score_age_max": forest.oldest_score,
+        "trees/opened": d.opened,
+        "trees/open": len(forest.trees),
+        "trees/inspecting": forest.inspecting,
+        "trees/committed": d.committed,
+        "trees/dropped": sum(d.dropped.values()),
+        "work/step": s.version.step if s.version is not None else 0,
+        "work/credit_left": d.credit - d.sent,
+        "predictor/version": s.predictor.version,
+        "predictor/censored": s.waves.censored,
+        "predictor/targets": s.waves.targets,
+    }
+    values |= {f"trees/{state.value}": d.states[state] for state in TreeState}
+    values |= {f"leases/{kind}": s.leases.ended[kind] for kind in KINDS}
+    values |= {f"trees/dropped/{reason}": count for reason, count in d.dropped.items()}
+    values |= {f"events/{name}": count for name, count in s.counts.items()}
+    values |= {f"waiting/{name}": count for name, count in s.waited.items()}
+    if s.predictor.brier is not None:
+        values["predictor/brier"] = s.predictor.brier
+    return values

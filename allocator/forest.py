@@ -1,0 +1,273 @@
+"""The forest: open trees, the decisions of the branch rule about them, and their score clocks.
+
+    opened ──root known──▶ asked ──▶ branches outstanding ──▶ asked … ──▶ complete ──▶ canonical `Tree`
+
+A tree is asked about (`touch`) after every event that could change the rule's mind: it goes to `settled`
+when nothing is outstanding, else to `wanting` if a decision made now would not be too stale. `settled`
+trees are asked at once (they decide or close); `wanting` ones only when some actor has room, so that
+decisions are made late.
+
+Staleness D (design §4): a decision's stamp is the tree's clock when it is made. Its age is the events of
+*other* decisions since, plus what their outstanding branches may still bring, one event per kind read.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+
+from allocator.budgets.base import Budget
+from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, Stop
+from allocator.settings import Settings
+from allocator.tree import Branch, BranchState, GrowingTree
+from common.nouns import (
+    NO_LEASE,
+    NO_PARENT,
+    ROOT,
+    BranchScore,
+    Ending,
+    Node,
+    Outcome,
+    RewardSource,
+    TaskId,
+    Tree,
+    Turn,
+    TurnStatus,
+    Version,
+)
+from common.predictor import Predictor
+from common.seeds import lease_seed
+from common.staleness import score_age
+
+BROUGHT = frozenset({EventKind.NODE, EventKind.SCORE, EventKind.OUTCOME})
+"""Kinds that a running continuation may bring; the predictor moves between waves only."""
+
+
+class Forest:
+    """All open trees of a run."""
+
+    def __init__(self, settings: Settings, rule: Rule, budget: Budget, predictor: Predictor) -> None:
+        self.settings = settings
+        self.rule = rule
+        self.budget = budget
+        self.predictor = predictor
+        self.trees: dict[int, GrowingTree] = {}
+        self.settled: deque[int] = deque()
+        self.wanting: list[int] = []
+        self.inspecting = 0
+        self.decided = 0
+        self.grown = 0
+        self.speculative = 0
+        self.oldest_score = 0
+        """Greatest age at which a branch was let through at `Starting`."""
+        self._kinds_out = len(rule.reads & BROUGHT)
+
+    # --- trees -------------------------------------------------------------------------------------------
+
+    def open(self, tree: int, slot: int, wave: int, version: Version) -> GrowingTree:
+        """A new tree over task number `tree`; its root is not known yet."""
+        task = TaskId(env=self.settings.env, split=self.settings.split, index=tree)
+        self.trees[tree] = growing = GrowingTree(
+            tree, task, slot, wave, version, self.predictor, self.settings.seed
+        )
+        return growing
+
+    def root(self, tree: GrowingTree, turn: Turn, gold_answer: str | None) -> None:
+        """The prompt is known: the budget may now name allowances."""
+        value = self.predictor.predict(0, turn.features).mean
+        tree.gold_answer = gold_answer
+        tree.nodes[ROOT] = Node(
+            index=ROOT, parent=NO_PARENT, lease=NO_LEASE, offset=0, depth=0, turn=turn,
+            value=value, value_version=self.predictor.version,
+        )  # fmt: skip
+        tree.next_node = ROOT + 1
+        self._allow(self.budget.admit(tree.id, tree.wave, tree.nodes[ROOT]))
+
+    def _allow(self, allowances: Mapping[int, int]) -> None:
+        for tree, allowance in allowances.items():
+            self.trees[tree].allowance = allowance
+            self.touch(self.trees[tree])
+
+    def touch(self, tree: GrowingTree) -> None:
+        """Something happened: the rule may have something new to say."""
+        if tree.allowance is None:
+            return
+        if tree.outstanding == 0:
+            if not tree.settled:
+                tree.settled = True
+                self.settled.append(tree.id)
+        elif not tree.wanting and (tree.budget_left > 0 or tree.open_ends > 0) and not self.throttled(tree):
+            tree.wanting = True
+            heapq.heappush(self.wanting, tree.id)
+
+    def next_wanting(self) -> GrowingTree | None:
+        """The lowest tree that may have something to grant."""
+        while self.wanting:
+            tree = self.trees.get(heapq.heappop(self.wanting))
+            if tree is not None and tree.wanting:
+                tree.wanting = False
+                return tree
+        return None
+
+    def remove(self, tree: GrowingTree) -> None:
+        """Forget an open tree (closed or dropped); its branches must all have ended."""
+        del self.trees[tree.id]
+        for branch in tree.branches.values():
+            if branch.state is not BranchState.ENDED:
+                raise RuntimeError(f"tree {tree.id} closed while {branch.id} is {branch.state.value}")
+        self._allow(self.budget.withdraw(tree.id))
+
+    # --- the clock ---------------------------------------------------------------------------------------
+
+    def clock(self, tree: GrowingTree) -> int:
+        """Events the rule reads that have happened, the predictor's updates among them."""
+        reads_predictor = EventKind.PREDICTOR in self.rule.reads
+        return tree.clock + (self.predictor.version if reads_predictor else 0)
+
+    def throttled(self, tree: GrowingTree) -> bool:
+        """Whether a decision made now would rest on scores older than D."""
+        now = self.clock(tree)
+        return score_age(now, now, self._kinds_out * tree.outstanding) > self.settings.max_score_staleness
+
+    def age(self, branch: Branch) -> int:
+        """Events that the decision behind a branch has not seen."""
+        tree, own = branch.tree, branch.decision
+        others = tree.outstanding - tree.outstanding_of.get(own, 0)
+        happened = self.clock(tree) - tree.own_events.get(own, 0)
+        return score_age(branch.stamp, happened, self._kinds_out * others)
+
+    def too_old(self, branch: Branch) -> bool:
+        """Whether a branch that never started may not start any more.
+
+        Heirs go on a path that has to go on, with shares of its weight that were fixed together: never too
+        old.
+        """
+        if branch.checked or branch.heir_of != NO_LEASE:
+            return False
+        return self.age(branch) > self.settings.max_score_staleness
+
+    def _event(self, branch: Branch, kind: EventKind) -> None:
+        if kind in self.rule.reads:
+            tree = branch.tree
+            tree.clock += 1
+            tree.own_events[branch.decision] = tree.own_events.get(branch.decision, 0) + 1
+
+    # --- decisions ---------------------------------------------------------------------------------------
+
+    def decide(self, tree: GrowingTree) -> tuple[Decision, list[Branch]]:
+        """Ask the rule; returns its decision and the branches it starts. A complete tree may get more
+        budget."""
+        decision = self.rule.decide(tree)
+        if decision == COMPLETE and tree.outstanding == 0:
+            extra = self.budget.extra(tree)
+            if extra > 0 and tree.allowance is not None:
+                tree.allowance += extra
+                decision = self.rule.decide(tree)
+        for stop in decision.stops:
+            self._stop(tree, stop)
+        return decision, self._grow(tree, decision.picks) if decision.picks else []
+
+    def _stop(self, tree: GrowingTree, stop: Stop) -> None:
+        branch = tree.branches[stop.number]
+        branch.outcome = Outcome(stop.reward, stop.reward, RewardSource.PRUNE_RULE, Ending.PRUNED)
+        branch.ended = "stopped"
+        tree.open_ends -= 1
+
+    def _grow(self, tree: GrowingTree, picks: tuple[Pick, ...]) -> list[Branch]:
+        """One decision: its branches share stamp and number, and their weights come from the past only."""
+        stamp = self.clock(tree)
+        speculative = self._kinds_out * tree.outstanding > 0
+        heirs = [pick.heir_of for pick in picks]
+        grown = []
+        for pick in picks:
+            branch = self._branch(tree, pick, stamp, speculative)
+            if pick.heir_of != NO_LEASE:
+                parent = tree.branches[pick.heir_of]
+                branch.weight = parent.weight / heirs.count(pick.heir_of)
+                tree.open_ends -= not parent.heirs
+                parent.heirs.append(branch.number)
+            else:
+                tree.spent += 1
+            tree.branches[branch.number] = branch
+            tree.outstanding += 1
+            tree.flying[pick.anchor] = tree.flying.get(pick.anchor, 0) + 1
+            grown.append(branch)
+        tree.outstanding_of[tree.decisions] = len(picks)
+        tree.decisions += 1
+        self.decided += 1
+        self.grown += len(picks)
+        self.speculative += len(picks) if speculative else 0
+        return grown
+
+    def _branch(self, tree: GrowingTree, pick: Pick, stamp: int, speculative: bool) -> Branch:
+        anchor = tree.nodes[pick.anchor]
+        version = self.predictor.version
+        self.predictor.pin(version)
+        number = tree.next_number
+        tree.next_number += 1
+        return Branch(
+            tree, number, tree.decisions, pick.group, pick.anchor, pick.horizon, pick.heir_of,
+            weight=self.budget.weight(tree.id),
+            baseline=self.predictor.predict(anchor.depth, anchor.turn.features, version).mean,
+            predictor_version=version, stamp=stamp, speculative=speculative,
+            seed=lease_seed(self.settings.seed, tree.id, number),
+        )  # fmt: skip
+
+    # --- what happens to a branch ------------------------------------------------------------------------
+
+    def expand(self, branch: Branch, turn: Turn, scores: list[BranchScore]) -> Node:
+        """One turn was sampled: a node below the branch's tip, with the value its pinned predictor gives
+        it."""
+        tree = branch.tree
+        parent = tree.tip(branch)
+        value = None
+        if turn.status is TurnStatus.OPEN:
+            value = self.predictor.predict(parent.depth + 1, turn.features, branch.predictor_version).mean
+        node = Node(
+            index=tree.next_node, parent=parent.index, lease=branch.number, offset=len(branch.nodes),
+            depth=parent.depth + 1, turn=turn, scores=scores, value=value,
+            value_version=branch.predictor_version,
+        )  # fmt: skip
+        tree.next_node += 1
+        tree.nodes[node.index] = node
+        branch.nodes.append(node.index)
+        self._event(branch, EventKind.NODE)
+        if scores or turn.process_score is not None:
+            self._event(branch, EventKind.SCORE)
+        self.touch(tree)
+        return node
+
+    def end(self, branch: Branch, ended: str, outcome: Outcome | None) -> None:
+        """The continuation is over: with an outcome, at its horizon, or dropped for a reason."""
+        branch.outcome = outcome
+        branch.ended = ended
+        if outcome is not None:
+            self._event(branch, EventKind.OUTCOME)
+        if ended == "horizon":
+            branch.tree.open_ends += 1
+        self._settle(branch)
+
+    def give_back(self, branch: Branch) -> None:
+        """The branch never sampled anything that counts: its budget is free again, its number is used up."""
+        tree = branch.tree
+        del tree.branches[branch.number]
+        tree.returned.append(branch)
+        tree.spent -= 1
+        branch.ended = "given back"
+        self._settle(branch)
+
+    def _settle(self, branch: Branch) -> None:
+        tree = branch.tree
+        branch.state = BranchState.ENDED
+        tree.outstanding -= 1
+        tree.outstanding_of[branch.decision] -= 1
+        tree.flying[branch.anchor] -= 1
+        self.predictor.unpin(branch.predictor_version)
+        self.touch(tree)
+
+    def close(self, tree: GrowingTree) -> Tree | None:
+        """The finished tree in canonical order, or None when no continuation has an outcome."""
+        done = tree.canonical() if any(b.outcome is not None for b in tree.branches.values()) else None
+        self.remove(tree)
+        return done

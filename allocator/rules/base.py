@@ -1,0 +1,128 @@
+"""What a branch rule is: a pure function from a tree as it stands to the next decision.
+
+A decision may start continuations (`picks`, possibly a whole round or level at once), give a path that
+waits at its horizon to heirs or stop it, wait for what is still running, or say that the tree is complete.
+A rule keeps no state: whatever it needs is in the view, in canonical order, so that the same tree gives the
+same decision whatever the order in which messages arrived.
+
+    scores at every K turns    picks with `horizon=K`; the ends are the branches whose `ended` is "horizon"
+    waiting for a level        return WAIT until the branches looked at have ended
+    going on from a horizon    Pick(anchor=last node, heir_of=number); heirs share the weight of their parent
+    stopping a path            Decision(stops=(Stop(number, reward),))
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.nouns import NO_LEASE, Node, Outcome
+from common.predictor import Prediction
+
+
+class EventKind(enum.Enum):
+    """What a rule may read of a tree; the score clock counts the kinds its rule reads."""
+
+    NODE = "node"
+    SCORE = "score"
+    OUTCOME = "outcome"
+    PREDICTOR = "predictor"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One more continuation from `anchor`."""
+
+    anchor: int
+    group: int = 0
+    """A label of the rule's own (a chain, an arm), kept with the branch."""
+    horizon: int = 0
+    """Turns after which the path comes back to the rule; 0 = run to the end."""
+    heir_of: int = NO_LEASE
+    """Number of the branch whose horizon this one continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End a path that waits at its horizon, with the reward the rule gives it."""
+
+    number: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the rule wants now. Empty and not complete = wait for what is outstanding."""
+
+    picks: tuple[Pick, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    complete: bool = False
+
+
+WAIT = Decision()
+COMPLETE = Decision(complete=True)
+
+
+class BranchView(Protocol):
+    """A continuation as a rule sees it."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def anchor(self) -> int: ...
+    @property
+    def nodes(self) -> Sequence[int]:
+        """The nodes it has sampled so far, in order."""
+
+    @property
+    def outcome(self) -> Outcome | None: ...
+    @property
+    def ended(self) -> str:
+        """Empty while outstanding; then `finished`, `horizon`, `stopped`, or why it was dropped."""
+
+
+class TreeView(Protocol):
+    """A tree as a rule sees it. Branches come by number, anchors by (owner, offset): canonical order."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def wave(self) -> int: ...
+    @property
+    def branches(self) -> Mapping[int, BranchView]: ...
+    @property
+    def budget_left(self) -> int:
+        """Continuations that may still be started; heirs cost nothing."""
+
+    def node(self, index: int) -> Node: ...
+    def anchors(self) -> list[int]:
+        """Root and all open turns, in canonical order."""
+
+    def in_flight(self, index: int) -> int:
+        """Outstanding continuations of this anchor: they count as visits, so that leases spread."""
+
+    def predict(self, index: int) -> Prediction:
+        """Success predicted at a node with the newest predictor."""
+
+    def rng(self) -> random.Random:
+        """Draws keyed on (run seed, tree, decision number)."""
+
+
+class Rule(abc.ABC):
+    """Which anchor next, or wait."""
+
+    name: str
+    reads: frozenset[EventKind]
+    """Kinds of events a decision depends on. Empty: never throttled by score staleness."""
+    requires: frozenset[str] = frozenset()
+    """Capabilities an actor must have (fields of `Capabilities`), else its hello is refused."""
+
+    @abc.abstractmethod
+    def decide(self, view: TreeView) -> Decision:
+        """The next decision. Must not be WAIT when nothing is outstanding."""

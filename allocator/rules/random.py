@@ -1,0 +1,62 @@
+"""`random`: Tree-GRPO's sampler (arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO).
+
+M chains run from the prompt; then in each round N expansion nodes per chain are drawn uniformly, with
+replacement, from the root and the non-leaf turns of that chain's tree, and each is run to the end. Published
+constants: M = 2, N = 2, one round.
+"""
+
+from __future__ import annotations
+
+from allocator.rules.base import COMPLETE, WAIT, BranchView, Decision, EventKind, Pick, Rule, TreeView
+from common.nouns import ROOT, TurnStatus
+
+
+class RandomRule(Rule):
+    """`chains` M, `expansions` N. One round over all chains is one decision.
+
+    A branch's `group` is its chain. With a score staleness D above 0 a round may be drawn while chains are
+    still running, from the turns known by then; it waits until each chain has at least one, since before that
+    every draw would be the root.
+    """
+
+    name = "random"
+    reads = frozenset({EventKind.NODE})
+
+    def __init__(self, chains: int, expansions: int) -> None:
+        self.chains = chains
+        self.expansions = expansions
+
+    def decide(self, view: TreeView) -> Decision:
+        if view.budget_left == 0:
+            return COMPLETE
+        members = self._members(view)
+        missing = [chain for chain in range(self.chains) if not members[chain]]
+        if missing:
+            return Decision(picks=tuple(Pick(ROOT, group=chain) for chain in missing[: view.budget_left]))
+        if not all(branches[0].nodes or branches[0].ended for branches in members):
+            return WAIT
+        return self._round(view, members)
+
+    def _round(self, view: TreeView, members: list[list[BranchView]]) -> Decision:
+        """N draws a chain, fewer for a chain that got some of this round's leases already."""
+        done = [len(branches) - 1 for branches in members]
+        target = (min(done) // self.expansions + 1) * self.expansions
+        rng = view.rng()
+        picks = []
+        for chain, branches in enumerate(members):
+            candidates = expansion_nodes(view, branches)
+            for _ in range(target - done[chain]):
+                picks.append(Pick(rng.choice(candidates), group=chain))
+        return Decision(picks=tuple(picks[: view.budget_left]))
+
+    def _members(self, view: TreeView) -> list[list[BranchView]]:
+        members: list[list[BranchView]] = [[] for _ in range(self.chains)]
+        for branch in view.branches.values():
+            members[branch.group].append(branch)
+        return members
+
+
+def expansion_nodes(view: TreeView, branches: list[BranchView]) -> list[int]:
+    """The root and the open turns of a chain's tree, by (owner, offset)."""
+    nodes = (index for branch in branches for index in branch.nodes)
+    return [ROOT, *(index for index in nodes if view.node(index).turn.status is TurnStatus.OPEN)]

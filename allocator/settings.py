@@ -1,0 +1,62 @@
+"""What the core needs of the configuration, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.config import Config, agreed_settings, config_hash
+
+GC_THRESHOLD = (100_000, 50, 1_000)
+"""For `gc.set_threshold`: a run keeps hundreds of thousands of small objects, and with Python's defaults a
+third of the time goes into looking at all of them again and again. Measured with
+`benchmarks/allocator_fleet.py`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Values fixed for a run. Durations in seconds, budgets in trees."""
+
+    run: str = "run"
+    seed: int = 0
+    env: str = "frozenlake"
+    split: str = "train"
+    steps: int = 60
+    batch_trees: int = 32
+    max_policy_lag: int = 2
+    """K, in weight versions."""
+    max_score_staleness: int = 4
+    """D, in events a score has not seen."""
+    lease_deadline_s: float = 30.0
+    max_attempts: int = 3
+    heartbeat_s: float = 1.0
+    dead_after_s: float = 10.0
+    connect_timeout_s: float = 60.0
+    deterministic: bool = False
+    agreed: dict[str, str] = field(default_factory=dict)
+    """Settings that every peer must share, compared key by key at `Hello`."""
+    config_hash: str = ""
+
+    @property
+    def trees(self) -> int:
+        """Trees the run trains on."""
+        return self.steps * self.batch_trees
+
+    @classmethod
+    def from_config(cls, config: Config, run: str) -> Settings:
+        return cls(
+            run=run,
+            seed=config.seed,
+            env=config.env.name,
+            steps=config.learner.steps,
+            batch_trees=config.learner.batch_trees,
+            max_policy_lag=config.learner.max_policy_lag,
+            max_score_staleness=config.allocator.max_score_staleness,
+            lease_deadline_s=config.allocator.lease_deadline_s,
+            max_attempts=config.allocator.max_attempts,
+            heartbeat_s=config.cluster.heartbeat_s,
+            dead_after_s=config.cluster.dead_after_s,
+            connect_timeout_s=config.cluster.connect_timeout_s,
+            deterministic=config.deterministic,
+            agreed=agreed_settings(config),
+            config_hash=config_hash(config),
+        )

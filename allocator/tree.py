@@ -1,0 +1,248 @@
+"""A tree while it grows: its nodes as they arrived, its branches, its clock; and the canonical tree at the
+end.
+
+Nodes are indexed in order of arrival here. Whatever decides or leaves looks at them by (owner, offset), so
+that the order of arrival leaves no trace.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+
+from common.nouns import (
+    NO_LEASE,
+    NO_PARENT,
+    ROOT,
+    Continuation,
+    LeaseId,
+    Node,
+    Outcome,
+    RewardSource,
+    Segment,
+    TaskId,
+    Tree,
+    TurnStatus,
+    Version,
+)
+from common.predictor import Prediction, Predictor, Target
+from common.seeds import derive_seed
+
+
+class BranchState(enum.Enum):
+    PENDING = "pending"
+    """Decided, not yet (or no longer) with an actor."""
+    QUEUED = "queued"
+    """Granted, not yet started."""
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A continuation with its current attempt. All above `state` is fixed when it is decided."""
+
+    tree: GrowingTree
+    number: int
+    decision: int
+    group: int
+    anchor: int
+    horizon: int
+    heir_of: int
+    weight: float
+    baseline: float | None
+    predictor_version: int
+    stamp: int
+    speculative: bool
+    seed: int
+    state: BranchState = BranchState.PENDING
+    epoch: int = -1
+    """Of the newest attempt; −1 before the first."""
+    holder: str = ""
+    progress_at: float = 0.0
+    checked: bool = False
+    """Whether some attempt was let through at `Starting`: its age is never looked at again."""
+    failures: int = 0
+    nodes: list[int] = field(default_factory=list)
+    outcome: Outcome | None = None
+    ended: str = ""
+    endings: list[str] = field(default_factory=list)
+    """How each attempt ended, in order: as many as epochs, less one while an attempt is live."""
+    heirs: list[int] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Whether an actor holds it."""
+        return self.state is BranchState.QUEUED or self.state is BranchState.RUNNING
+
+    @property
+    def id(self) -> LeaseId:
+        return LeaseId(self.tree.id, self.number, self.epoch)
+
+
+@dataclass(slots=True, eq=False)
+class GrowingTree:
+    """An open tree. Implements `rules.base.TreeView`."""
+
+    id: int
+    task: TaskId
+    slot: int
+    wave: int
+    opened_at: Version
+    predictor: Predictor
+    run_seed: int
+    gold_answer: str | None = None
+    allowance: int | None = None
+    """Continuations granted to it by the budget, None before the root is known and the budget has decided."""
+    spent: int = 0
+    given_back: int = 0
+    returned: list[Branch] = field(default_factory=list)
+    """Branches that were decided, granted, and taken back unstarted: their budget was given back."""
+    nodes: dict[int, Node] = field(default_factory=dict)
+    branches: dict[int, Branch] = field(default_factory=dict)
+    next_node: int = 0
+    next_number: int = 0
+    decisions: int = 0
+    clock: int = 0
+    """Events of the kinds its rule reads."""
+    own_events: dict[int, int] = field(default_factory=dict)
+    """Those among them that a decision's own branches brought."""
+    outstanding: int = 0
+    """Branches not ended."""
+    outstanding_of: dict[int, int] = field(default_factory=dict)
+    flying: dict[int, int] = field(default_factory=dict)
+    """Outstanding branches by anchor."""
+    open_ends: int = 0
+    """Branches that wait at their horizon."""
+    wanting: bool = False
+    settled: bool = False
+    inspector: str = ""
+    """Actor that sets the task up; empty when none does."""
+    inspections: int = 0
+
+    # --- what a rule sees --------------------------------------------------------------------------------
+
+    @property
+    def budget_left(self) -> int:
+        return (self.allowance or 0) - self.spent
+
+    def node(self, index: int) -> Node:
+        return self.nodes[index]
+
+    def anchors(self) -> list[int]:
+        owned = (index for branch in self.branches.values() for index in branch.nodes)
+        return [ROOT, *(i for i in owned if self.nodes[i].turn.status is TurnStatus.OPEN)]
+
+    def in_flight(self, index: int) -> int:
+        return self.flying.get(index, 0)
+
+    def predict(self, index: int) -> Prediction:
+        node = self.nodes[index]
+        return self.predictor.predict(node.depth, node.turn.features)
+
+    def rng(self) -> random.Random:
+        return random.Random(derive_seed("rule", self.run_seed, self.id, self.decisions))
+
+    # --- walking -----------------------------------------------------------------------------------------
+
+    def tip(self, branch: Branch) -> Node:
+        """Where the branch stands: its last turn, or its anchor."""
+        return self.nodes[branch.nodes[-1] if branch.nodes else branch.anchor]
+
+    def path(self, node: Node) -> list[Node]:
+        """Nodes from the root to `node`."""
+        path = [node]
+        while node.parent != NO_PARENT:
+            node = self.nodes[node.parent]
+            path.append(node)
+        return path[::-1]
+
+    def prefix(self, path: list[Node]) -> bytes:
+        """Token ids along a path, exactly as they were sampled and observed."""
+        parts: list[bytes] = []
+        for node in path:
+            parts += (node.turn.action, node.turn.observation)
+        return b"".join(parts)
+
+    def history(self, path: list[Node]) -> list[Segment]:
+        """Actions and seeds that replay the path."""
+        return [Segment(node.turn.action_text, node.turn.seed) for node in path[1:]]
+
+    def tokens(self) -> int:
+        return sum(node.turn.num_action_tokens for node in self.nodes.values())
+
+    # --- at the end --------------------------------------------------------------------------------------
+
+    def canonical(self) -> Tree:
+        """The finished tree with nodes in order of (owner, offset): parents come before their children,
+        because a branch gets its number after the node it starts from existed."""
+        order = sorted(self.nodes.values(), key=lambda node: (node.lease, node.offset))
+        place = {node.index: new for new, node in enumerate(order)}
+        place[NO_PARENT] = NO_PARENT
+        nodes = [
+            Node(
+                index=place[n.index], parent=place[n.parent], lease=n.lease, offset=n.offset, depth=n.depth,
+                turn=n.turn, scores=n.scores, value=n.value, value_version=n.value_version,
+            )
+            for n in order
+        ]  # fmt: skip
+        return Tree(
+            id=self.id,
+            task=self.task,
+            wave=self.wave,
+            nodes=nodes,
+            continuations=[continuation(b, place) for b in self.branches.values()],
+            planned_weight=sum(b.weight for b in self.branches.values() if b.heir_of == NO_LEASE),
+            opened_at=self.opened_at,
+            gold_answer=self.gold_answer,
+        )
+
+    def returns(self, branch: Branch) -> float | None:
+        """Success in [0, 1] of a continuation, by the environment's word; None where that is not known.
+
+        At a horizon it is the weighted return of the heirs (weights 1/m, fixed from the past).
+        """
+        if branch.outcome is not None:
+            known = branch.outcome.source is RewardSource.ENVIRONMENT
+            return min(1.0, max(0.0, branch.outcome.raw_reward)) if known else None
+        shares = [self.returns(self.branches[number]) for number in branch.heirs if number in self.branches]
+        if not shares or len(shares) < len(branch.heirs) or None in shares:
+            return None
+        return sum(share for share in shares if share is not None) / len(shares)
+
+    def targets(self) -> tuple[list[Target], int]:
+        """One loss term per continuation: at its anchor and at the open nodes it sampled, never above.
+
+        Returns the targets in canonical order, and how many continuations were censored.
+        """
+        found: list[Target] = []
+        censored = 0
+        for branch in self.branches.values():
+            outcome = self.returns(branch)
+            if outcome is None:
+                censored += 1
+                continue
+            anchor = self.nodes[branch.anchor]
+            found.append(Target(anchor.depth, anchor.turn.features, branch.baseline, outcome))
+            for node in map(self.nodes.__getitem__, branch.nodes):
+                if node.turn.status is TurnStatus.OPEN:
+                    found.append(Target(node.depth, node.turn.features, node.value, outcome))
+        return found, censored
+
+
+def continuation(branch: Branch, place: dict[int, int]) -> Continuation:
+    """A branch as the learner sees it; `place` maps nodes to their canonical indices."""
+    return Continuation(
+        number=branch.number,
+        anchor=place[branch.anchor],
+        nodes=[place[index] for index in branch.nodes],
+        weight=branch.weight,
+        baseline=branch.baseline,
+        predictor_version=branch.predictor_version,
+        score_stamp=branch.stamp,
+        speculative=branch.speculative,
+        heir_of=branch.heir_of,
+        outcome=branch.outcome,
+        ended=branch.ended,
+    )

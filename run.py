@@ -1,0 +1,238 @@
+"""Compose the configuration, validate it, start a role: the only door, and the only file that knows Hydra.
+
+    words ─▶ cli.parse ─▶ compose configs/ over the schema ─▶ recorded run ─▶ settings ─▶ validate ─▶ role
+             (no Hydra)   (group choices)                     (run=runs/x)    (key=value)
+
+Every mistake up to `validate` is one sentence on stderr and exit 2, before any process starts. Nothing heavy
+is imported here: Hydra comes with the first composition, torch and the rest with the role that needs them.
+
+`run=runs/x` of a run that exists takes its recorded `config.yaml` as the base; what the command line says
+goes on top, a group chosen there replacing the whole section.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    # The threads of OpenMP busy-wait: with several processes on a few cores they starve one another.
+    # Read once, when torch or numpy is imported, hence here. Whoever sets one keeps it.
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from common import cli, processes  # noqa: E402 - after the lines above
+from common.config import AllocatorConfig, Config, RandomRuleConfig, Role, RuleConfig, validate  # noqa: E402
+from common.errors import ConfigError, TreewardError  # noqa: E402
+from common.settings import NAMED_GROUPS, check, convert, set_value, settings, to_yaml, unknown_key  # noqa: E402
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+RULE_SCHEMAS: dict[str, type[RuleConfig]] = {"flat": RuleConfig, "random": RandomRuleConfig}
+"""Schema of each option of `allocator/rule`: rules differ in what can be set."""
+
+NOT_RECORDED = ("role", "run", "actor.", "audit.", "eval.checkpoint", "eval.name")
+"""Settings that belong to one process and are not taken over from a run."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is the return value. Prints sentences, never a traceback, for the
+    mistakes of a user."""
+    try:
+        processes.follow_parent()
+        return run(sys.argv[1:] if argv is None else argv)
+    except TreewardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`run.py --help | head`): nothing is left to say to them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run(words: Sequence[str]) -> int:
+    """Print what was asked for, or start the role. Raises `TreewardError`."""
+    line = cli.parse(words, cli.groups(CONFIGS))
+    if line.help:
+        print(cli.help_text(CONFIGS), flush=True)
+        return 0
+    config = compose(line)
+    if line.show:
+        print(to_yaml(config), end="", flush=True)
+        return 0
+    return start(config)
+
+
+# ------------------------------------------------------------------------------------------- composition
+
+
+def compose(line: cli.CommandLine) -> Config:
+    """The validated configuration of a command line.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a value outside its bounds, or a contradiction.
+    """
+    recorded = _recorded(line)
+    config = _compose_groups(_choices(line, recorded))
+    kinds = {key: kind for key, kind, _ in settings(config)}
+    for key, text in {**_kept(recorded, line), **line.values}.items():
+        if key not in kinds:
+            raise _no_such_setting(key, kinds, line)
+        set_value(config, key, convert(key, kinds[key], text))
+    check(config)
+    validate(config)
+    return config
+
+
+def _compose_groups(choices: dict[str, str]) -> Config:
+    """The configuration that these choices give, before any single setting is changed."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    words = [f"{group}={option}" for group, option in choices.items()]
+    store = ConfigStore.instance()
+    # The rule's section starts as the base of all rules: a chosen option may bring any schema of its own.
+    store.store(name="schema", node=Config(allocator=AllocatorConfig(rule=RuleConfig())))
+    store.store(group="allocator/rule", name="schema", node=RandomRuleConfig)
+    try:
+        # The compose API alone: Hydra changes no directory, writes no outputs/ and sets up no logging.
+        with initialize_config_dir(config_dir=str(CONFIGS), version_base="1.3"):
+            config = OmegaConf.to_object(hydra_compose("config", overrides=words))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"the files in {CONFIGS} do not compose: {_one_line(error)}") from None
+    if not isinstance(config, Config):
+        raise ConfigError(f"{CONFIGS / 'config.yaml'} must list `schema` first in its defaults")
+    return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _no_such_setting(key: str, valid: Mapping[str, Any], line: cli.CommandLine) -> ConfigError:
+    section, _, last = key.rpartition(".")
+    below = [name for name in valid if name.startswith(f"{key}.")]
+    if below:
+        return ConfigError(f"{key} is a section, not a setting: set one of its keys, such as {below[0]}=…")
+    for rule, schema in RULE_SCHEMAS.items():
+        if section == "allocator.rule" and last in schema.__dataclass_fields__:
+            chosen = line.choices.get("allocator/rule", "another rule")
+            return ConfigError(f"{key} is a setting of allocator/rule={rule}, got it with {chosen}")
+    return unknown_key(key, valid)
+
+
+# ------------------------------------------------------------------------------------------ recorded runs
+
+
+def _recorded(line: cli.CommandLine) -> dict[str, Any]:
+    """Flat settings of the run named by `run=`, empty where there is none yet."""
+    path = Path(line.values.get("run", "")) / "config.yaml"
+    if not line.values.get("run") or not path.is_file():
+        return {}
+    if "experiment" in line.choices:
+        raise ConfigError(
+            f"experiment={line.choices['experiment']} cannot be laid over the settings recorded in {path}: "
+            "leave it out, or name a new run"
+        )
+    return {key: value for key, value in _read_yaml(path).items() if not key.startswith(NOT_RECORDED)}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Dotted keys and scalars (or lists) of a YAML file."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped] # comes with omegaconf, without types
+
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {_one_line(error)}") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path} must hold the settings of a run, got {type(plain).__name__}")
+    return dict(_flat(plain))
+
+
+def _flat(plain: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in plain.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+        found += inner
+    return found
+
+
+def _choices(line: cli.CommandLine, recorded: dict[str, Any]) -> dict[str, str]:
+    """The command line's choices; below them, the options that a recorded run names."""
+    if not recorded:
+        return line.choices
+    available = cli.groups(CONFIGS)
+    named = {group: str(recorded.get(f"{group.replace('/', '.')}.name", "")) for group in NAMED_GROUPS}
+    kept = {group: option for group, option in named.items() if option in available[group]}
+    return {"experiment": "none", **kept, **line.choices}
+
+
+def _kept(recorded: dict[str, Any], line: cli.CommandLine) -> dict[str, Any]:
+    """Recorded settings outside the sections that the command line chose anew."""
+    chosen = tuple(f"{group.replace('/', '.')}." for group in line.choices)
+    return {key: value for key, value in recorded.items() if not key.startswith(chosen)}
+
+
+# ------------------------------------------------------------------------------------------------- roles
+
+
+def start(config: Config) -> int:
+    """Start the role that `config` names, and return its exit code. Raises `TreewardError`."""
+    if config.role is Role.LOCAL:
+        from common.launcher import run_local
+
+        return run_local(config)
+    if config.role is Role.ACTOR:
+        from actors.main import run_actor
+
+        return run_actor(config)
+    return _start_on_run(config)
+
+
+def _start_on_run(config: Config) -> int:
+    """Roles that work on a run directory."""
+    from common.opening import open_run
+
+    rundir = open_run(config)
+    match config.role:
+        case Role.ALLOCATOR:
+            from allocator.main import run_allocator
+
+            return run_allocator(config, rundir)
+        case Role.LEARNER:
+            from learner.main import run_learner
+
+            return run_learner(config, rundir)
+        case Role.WARMSTART:
+            from actors.demonstrate import write_demonstrations
+            from learner.warmstart import run_warmstart_training
+
+            write_demonstrations(config, rundir)
+            return run_warmstart_training(config, rundir)
+        case Role.EVAL:
+            from actors.evaluate import run_eval
+
+            return run_eval(config, rundir)
+        case Role.TRACKER:
+            from common.tracker import run_tracker
+
+            return run_tracker(config, rundir)
+        case _:
+            from common.audit import run_audit
+
+            return run_audit(config, rundir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
