@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from common import cli, processes  # noqa: E402 - after the lines above
 from common.config import AllocatorConfig, Config, RandomRuleConfig, Role, RuleConfig, validate  # noqa: E402
-from common.errors import ConfigError, TreewardError  # noqa: E402
+from common.errors import ConfigError, StorageError, TreewardError  # noqa: E402
 from common.settings import NAMED_GROUPS, check, convert, set_value, settings, to_yaml, unknown_key  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -133,16 +133,29 @@ def _no_such_setting(key: str, valid: Mapping[str, Any], line: cli.CommandLine) 
 
 
 def _recorded(line: cli.CommandLine) -> dict[str, Any]:
-    """Flat settings of the run named by `run=`, empty where there is none yet."""
-    path = Path(line.values.get("run", "")) / "config.yaml"
-    if not line.values.get("run") or not path.is_file():
+    """Flat settings of the run named by `run=`, empty where there is none yet.
+
+    Raises:
+        ConfigError: they cannot be read, or an experiment was asked for on top of them.
+        StorageError: the directory exists and holds no settings: those of `configs/` may be quite others.
+    """
+    folder = Path(line.values.get("run", ""))
+    if not line.values.get("run") or not folder.is_dir():
         return {}
+    path = folder / "config.yaml"
+    settings_there = _read_yaml(path) if path.is_file() else {}
+    if not settings_there:
+        what = "is empty" if path.is_file() else "is missing"
+        raise StorageError(
+            f"{path} {what}, so the settings of this run are not known: put the file back from a copy, or "
+            "give run= the directory of another run"
+        )
     if "experiment" in line.choices:
         raise ConfigError(
             f"experiment={line.choices['experiment']} cannot be laid over the settings recorded in {path}: "
             "leave it out, or name a new run"
         )
-    return {key: value for key, value in _read_yaml(path).items() if not key.startswith(NOT_RECORDED)}
+    return {key: value for key, value in settings_there.items() if not key.startswith(NOT_RECORDED)}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -202,7 +215,7 @@ def start(config: Config) -> int:
 
 def _start_on_run(config: Config) -> int:
     """Roles that work on a run directory."""
-    from common.opening import open_run
+    from common.opening import before_training, open_run
 
     rundir = open_run(config)
     match config.role:
@@ -215,11 +228,12 @@ def _start_on_run(config: Config) -> int:
 
             return run_learner(config, rundir)
         case Role.WARMSTART:
-            from actors.demonstrate import write_demonstrations
-            from learner.warmstart import run_warmstart_training
+            with before_training(rundir):
+                from actors.demonstrate import write_demonstrations
+                from learner.warmstart import run_warmstart_training
 
-            write_demonstrations(config, rundir)
-            return run_warmstart_training(config, rundir)
+                write_demonstrations(config, rundir)
+                return run_warmstart_training(config, rundir)
         case Role.EVAL:
             from actors.evaluate import run_eval
 

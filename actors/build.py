@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actors.engines.base import Engine
 from actors.restore import Worlds, env_factory
@@ -13,8 +14,25 @@ from common.errors import ConfigError
 from common.tokenizer import WordTokenizer
 from envs.base import Environment
 
+if TYPE_CHECKING:
+    from actors.engines.torch_engine import TorchEngine
+
 MODEL_CONFIG = "config.json"
 CONTEXT_KEY = "max_position_embeddings"
+
+
+def engine_class(config: Config) -> type[TorchEngine]:
+    """The configured engine. The first call imports it, which takes seconds: not in a running event loop,
+    whose heartbeats would stop for as long.
+
+    Raises:
+        ConfigError: an unknown engine.
+    """
+    if config.engine.name != "torch":
+        raise ConfigError(f"engine.name must be torch, got {config.engine.name!r}")
+    from actors.engines.torch_engine import TorchEngine
+
+    return TorchEngine
 
 
 def build_engine(config: Config, folder: Path, *, greedy: bool = False) -> Engine:
@@ -26,11 +44,7 @@ def build_engine(config: Config, folder: Path, *, greedy: bool = False) -> Engin
     Raises:
         ConfigError: an unknown engine, or a `config.json` that cannot be read.
     """
-    if config.engine.name != "torch":
-        raise ConfigError(f"engine.name must be torch, got {config.engine.name!r}")
-    from actors.engines.torch_engine import TorchEngine
-
-    return TorchEngine(
+    return engine_class(config)(
         max_batch=config.engine.max_batch,
         max_context=_max_context(folder / MODEL_CONFIG),
         features=0 if greedy else config.engine.features,

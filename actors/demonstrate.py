@@ -39,7 +39,7 @@ from common.nouns import (
     ids_to_bytes,
 )
 from common.rundir import RunDir, write_bytes_atomic
-from common.seeds import derive_seed, turn_seed
+from common.seeds import derive_seed, task_index, turn_seed
 from common.tokenizer import FILE_NAME, WordTokenizer
 from envs.base import Environment
 from envs.experts import noisy_action
@@ -49,7 +49,7 @@ LOG = logging.getLogger("treeward.warmstart")
 ROLE = "demonstrate"
 SPLIT = "train"
 FIRST_TASK = 1 << 40
-"""Training counts its tasks from 0 and never comes this far."""
+"""Training's tasks lie below (see `common.seeds.task_index`)."""
 KIND = "tree"
 
 
@@ -90,7 +90,7 @@ def write_demonstrations(config: Config, rundir: RunDir) -> Path:
 
 def demonstrate(world: Environment, tokenizer: WordTokenizer, number: int, noise: float, seed: int) -> Tree:
     """One chain of the expert on its own task; everything in it follows from (seed, number)."""
-    task = TaskId(world.name, SPLIT, FIRST_TASK + number)
+    task = TaskId(world.name, SPLIT, FIRST_TASK + task_index(seed, number))
     chain_seed = derive_seed("demonstration", seed, number)
     rng = random.Random(chain_seed)
     with as_fault(f"{task}: demonstration"):

@@ -10,13 +10,14 @@ stay out of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ import numpy as np
 from actors.build import build_engine, build_tools
 from actors.turns import Tools, play, sample
 from common.config import Config
-from common.errors import StorageError
+from common.errors import ConfigError, EngineError, StorageError
 from common.logs import fields, setup_logs
 from common.metrics import MetricsClient
 from common.nouns import TaskId, TurnStatus, Version
+from common.opening import MODEL_FILES, lacks
+from common.progress import success_on
 from common.rundir import RunDir
 from common.seeds import derive_seed, turn_seed
 from common.tokenizer import WordTokenizer
@@ -39,7 +42,6 @@ LOG = logging.getLogger("treeward.eval")
 ROLE = "eval"
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for a two-sided 95 % interval."""
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MANIFEST = "manifest.json"
 AHEAD = 2
 """Episodes under way for each row of the engine's batch: while some are in their worlds, others generate."""
@@ -142,8 +144,8 @@ def evaluate(config: Config, folder: Path, *, greedy: bool) -> EvalResult:
     """Evaluate the model in `folder` on the tasks that `config.eval` names.
 
     Raises:
-        StorageError: the folder holds no model.
-        ConfigError, EngineError: the model does not fit the environment or the engine.
+        StorageError: the folder holds no model, or one that is damaged or that the engine cannot load.
+        ConfigError: the model does not know the environment's words.
     """
     _check_model(folder)
     return asyncio.run(_evaluate(config, folder, greedy))
@@ -151,14 +153,28 @@ def evaluate(config: Config, folder: Path, *, greedy: bool) -> EvalResult:
 
 async def _evaluate(config: Config, folder: Path, greedy: bool) -> EvalResult:
     plain = dataclasses.replace(config, env=dataclasses.replace(config.env, faults=0.0))
-    engine = build_engine(plain, folder, greedy=greedy)
+    with _blaming(folder):
+        engine = build_engine(plain, folder, greedy=greedy)
     try:
-        await engine.load_weights(Version(0, 0), folder)
-        tools = dataclasses.replace(build_tools(plain, engine, WordTokenizer.load(folder)), features=False)
+        with _blaming(folder):
+            await engine.load_weights(Version(0, 0), folder)
+            tokenizer = WordTokenizer.load(folder)
+        tools = dataclasses.replace(build_tools(plain, engine, tokenizer), features=False)
         tasks = [TaskId(config.env.name, config.eval.split, index) for index in range(config.eval.tasks)]
         return await evaluate_tasks(tools, tasks, config.seed)
     finally:
         await engine.close()
+
+
+@contextlib.contextmanager
+def _blaming(folder: Path) -> Iterator[None]:
+    """What fails while a model is loaded is the fault of its folder, hence a `StorageError`."""
+    try:
+        yield
+    except (ConfigError, EngineError) as error:
+        raise StorageError(
+            f"the model in {folder} cannot be evaluated: {error}; take another one, or a sound copy of it"
+        ) from error
 
 
 def run_eval(config: Config, rundir: RunDir) -> int:
@@ -179,10 +195,8 @@ def run_eval(config: Config, rundir: RunDir) -> int:
     _log_metrics(config, rundir, name, step_of(folder), results)
     sampled, greedy = (shown(results[mode]) for mode in ("sampled", "greedy"))
     LOG.info("evaluated %s in %.1f s", folder, seconds, extra=fields("evaluated", **about))
-    print(
-        f"held-out success sampled {sampled}, greedy {greedy} ({config.eval.tasks} tasks, {folder})",
-        flush=True,
-    )
+    rates = f"sampled {sampled}, greedy {greedy}"
+    print(f"{success_on(config.eval.split)} {rates} ({config.eval.tasks} tasks, {folder})", flush=True)
     return 0
 
 
@@ -218,7 +232,7 @@ def newest_model(config: Config, rundir: RunDir) -> Path:
             return folder
         LOG.warning("%s is damaged or not complete; taking the one before it", folder)
     for folder in (rundir.warmstart_model, Path(config.model.path or rundir.warmstart_model)):
-        if all((folder / name).is_file() for name in MODEL_FILES):
+        if not lacks(folder):
             return folder
     raise StorageError(
         f"{rundir.path} holds neither a checkpoint nor a warm start to evaluate; train first, or name a "
@@ -241,10 +255,16 @@ def _digest(path: Path) -> str:
 
 
 def _check_model(folder: Path) -> None:
-    missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
+    """Raise `StorageError` unless `folder` holds a model, and the one that its manifest describes."""
+    missing = lacks(folder)
     if missing:
         raise StorageError(
             f"{folder} holds no model: it lacks {', '.join(missing)}; give eval.checkpoint a folder"
+        )
+    if (folder / MANIFEST).exists() and not is_sound(folder):
+        raise StorageError(
+            f"the checkpoint {folder} is damaged: its files are not those that its {MANIFEST} describes; "
+            "take another checkpoint, or a sound copy of it"
         )
 
 

@@ -6,8 +6,8 @@
     waits for: the engine (unblocked by a generation, an abort, or its death, which raises EngineError).
 
 A continuation is paid by what it earned: its outcome's reward is the sum of the rewards of its own turns,
-those before its anchor left out. A retry knows the rewards of the turns it samples itself (environments of
-this version pay in the last turn only); each turn carries its own, so that nothing is lost.
+those before its anchor left out. A retry knows the rewards of the turns it samples itself and reports their
+sum; each turn carries its own, and the allocator, which has them all, sets the reward to the sum of all.
 An infrastructure failure is a `Failed` message and never an outcome.
 """
 

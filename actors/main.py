@@ -24,7 +24,7 @@ from typing import Any
 
 import zmq.asyncio
 
-from actors.build import build_engine, build_tools, has_process_score
+from actors.build import build_engine, build_tools, engine_class, has_process_score
 from actors.engines.base import Engine
 from actors.foreman import Foreman
 from actors.lease_table import LeaseTable
@@ -89,6 +89,7 @@ def run_actor(config: Config) -> int:
     except OSError as error:
         raise StorageError(f"cannot make the actor's directory {directory}: {error.strerror}") from error
     setup_logs(ROLE, directory / "actor.log", peer=name)
+    engine_class(config)  # imported before anybody is greeted, who would then wait for it
     try:
         return asyncio.run(_run(config, name, directory))
     except TreewardError:
@@ -218,7 +219,8 @@ class Actor:
             await self._engine.load_weights(version, folder)
             self._foreman.schedule()
             return
-        self._engine = build_engine(self._config, folder)
+        # In a thread: heartbeats go on meanwhile, and the allocator does not take this actor for dead.
+        self._engine = await asyncio.to_thread(build_engine, self._config, folder)
         tools = build_tools(self._config, self._engine, tokenizer)
         await self._engine.load_weights(version, folder)
         self._foreman.equip(tools)

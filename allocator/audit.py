@@ -129,6 +129,8 @@ def _peers(s: CoreState) -> Iterator[str]:
                 held[branch] = peer.key
                 if branch.state is not state or branch.holder != peer.key:
                     yield f"{peer.key} is booked for {branch.id}, which is {branch.state.value}"
+        uncounted = [lease for lease in peer.stopping if lease not in peer.taken]
+        yield from (f"nobody counts the turns of {lease}, which {peer.key} stops" for lease in uncounted)
     yield from (f"nobody is booked for {b.id}" for b in _branches(s) if b.live and b not in held)
     inspecting = sum(len(p.inspecting) for p in s.peers.members.values())
     yield from _differ("trees being set up", s.forest.inspecting, inspecting)
@@ -153,7 +155,26 @@ def waiting(s: CoreState) -> str:
 
 
 def stats(s: CoreState) -> dict[str, float]:
-    """Flat numbers: `group/name`."""
+    """Flat numbers: `group/name`.
+
+    `leases/<kind>` counts the endings of attempts (`leases.KINDS`), `trees/dropped/<reason>` trees,
+    `waiting/<word>` ticks. `events/…` counts messages and what was done about them, from the first time on:
+
+        duplicates      said before; no effect                    strangers    the sender was not let in
+        gaps            before what precedes it; asked again      forbidden    not for its role to say
+        invalid         cannot be; no effect                      refused      hellos answered with goodbye
+        crossed         of a lease that was taken back            superseded   replaced by a newer process
+        fenced          of an older attempt, or another's         silent_peers, revived_peers
+        late            of a tree that is gone                    failures, inspections_failed
+        too_old         starts revoked: scores too old            rebalanced   moves of queued leases
+        given_back      continuations, for that reason
+        discarded_tokens   action tokens that `Failed` reports: sampled, never sent as a turn. Each attempt
+                           once, also where the word crosses a revoke.
+        crossed_tokens     action tokens of turns that came after their lease was taken back, each turn once.
+
+    Hence sampled action tokens = those of accepted turns + crossed_tokens + discarded_tokens, but for what
+    incarnations that were replaced, or died, could not report any more.
+    """
     members, forest, d = s.peers.members.values(), s.forest, s.delivery
     running = sum(len(peer.running) for peer in members)
     values: dict[str, float] = {

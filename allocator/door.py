@@ -1,6 +1,6 @@
 """Who comes in and who is gone: hello, goodbye, replaced incarnations, silence.
 
-The newest incarnation of a name wins: the older one is told `Bye("superseded")` and never heard again, its
+The newest incarnation of a name wins: the older one is told `Bye` ("superseded") and never heard again, its
 leases go on elsewhere under the next epoch. A peer that is merely silent for `dead_after_s` loses its
 leases too, but is taken back when it speaks again; what it then reports about them is fenced.
 """
@@ -55,11 +55,17 @@ def refuse(s: CoreState, key: str, hello: Hello) -> Bye | None:
             f"sender {key!r} says hello as {hello.peer}/{hello.incarnation}: send from one name",
         )
     if key in s.peers.retired:
-        return Bye(0, "superseded")
+        return _superseded(hello)
     if s.ending is not None:
         return Bye(s.ending.code, s.ending.reason)
     mismatch = _mismatch(s, hello)
     return Bye(CONFIG_ERROR, mismatch[:2000]) if mismatch else None
+
+
+def _superseded(hello: Hello) -> Bye:
+    """For the older process: its work is not done, so it must not end as if it were."""
+    remedy = "give each actor an actor.name of its own" if hello.role == ACTOR else "keep one of the two"
+    return Bye(PEER_LOST, f"superseded: a newer process says hello as {hello.role} {hello.peer}; {remedy}")
 
 
 def _mismatch(s: CoreState, hello: Hello) -> str:
@@ -109,7 +115,7 @@ def _enter(s: CoreState, key: str, message: Hello) -> Peer:
     older = s.peers.named(message.role, message.peer)
     if older is not None:
         s.counts["superseded"] += 1
-        s.send(older.key, Bye(0, "superseded"))
+        s.send(older.key, _superseded(message))
         leave(s, older, "fenced", "superseded")
     can = message.capabilities
     peer = s.peers.add(key, message.role, message.peer, message.incarnation, can, s.now)
@@ -190,5 +196,6 @@ def end_run(s: CoreState, code: int, reason: str) -> None:
     for peer in list(s.peers.members.values()):
         if peer.role == ACTOR:
             for branch in [*peer.running, *peer.queued]:
+                peer.take(branch)
                 s.send(peer.key, Revoke(branch.id, "run ended"))
             s.send(peer.key, Bye(code, reason))

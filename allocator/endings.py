@@ -63,6 +63,7 @@ def close_tree(s: CoreState, tree: GrowingTree) -> None:
     """Complete: to the learner, or dropped where no continuation has an outcome."""
     done = s.forest.close(tree)
     if done is None:
+        s.waves.give_up(tree)
         s.record("tree_dropped", tree=tree.id, reason="no_outcome", tokens=tree.tokens())
         s.delivery.drop(tree.slot, "no_outcome")
         return

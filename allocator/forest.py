@@ -37,7 +37,7 @@ from common.nouns import (
     Version,
 )
 from common.predictor import Predictor
-from common.seeds import lease_seed
+from common.seeds import lease_seed, task_index
 from common.staleness import score_age
 
 BROUGHT = frozenset({EventKind.NODE, EventKind.SCORE, EventKind.OUTCOME})
@@ -66,8 +66,9 @@ class Forest:
     # --- trees -------------------------------------------------------------------------------------------
 
     def open(self, tree: int, slot: int, wave: int, version: Version) -> GrowingTree:
-        """A new tree over task number `tree`; its root is not known yet."""
-        task = TaskId(env=self.settings.env, split=self.settings.split, index=tree)
+        """A new tree over the run's task number `tree`; its root is not known yet."""
+        index = task_index(self.settings.seed, tree)
+        task = TaskId(env=self.settings.env, split=self.settings.split, index=index)
         self.trees[tree] = growing = GrowingTree(
             tree, task, slot, wave, version, self.predictor, self.settings.seed
         )
@@ -168,17 +169,36 @@ class Forest:
             self._stop(tree, stop)
         return decision, self._grow(tree, decision.picks) if decision.picks else []
 
+    def _waiting(self, tree: GrowingTree, number: int, verb: str) -> Branch:
+        """The path that waits at its horizon for the rule's word, which is given once.
+
+        Raises:
+            RuntimeError: it does not, or has heirs already: a bug of the rule. Heirs share what their parent
+                weighs; a second set would weigh it twice.
+        """
+        branch = tree.branches[number]
+        if branch.ended != "horizon" or branch.heirs:
+            state = f"is {branch.ended or 'outstanding'}, not waiting at a horizon"
+            why = f"has the heirs {branch.heirs} already" if branch.heirs else state
+            where = f"lease {number} of tree {tree.id}"
+            raise RuntimeError(f"rule {self.rule.name!r} {verb} {where}, which {why}")
+        return branch
+
     def _stop(self, tree: GrowingTree, stop: Stop) -> None:
-        branch = tree.branches[stop.number]
+        branch = self._waiting(tree, stop.number, "stops")
         branch.outcome = Outcome(stop.reward, stop.reward, RewardSource.PRUNE_RULE, Ending.PRUNED)
         branch.ended = "stopped"
         tree.open_ends -= 1
+        self._event(branch, EventKind.OUTCOME)
 
     def _grow(self, tree: GrowingTree, picks: tuple[Pick, ...]) -> list[Branch]:
         """One decision: its branches share stamp and number, and their weights come from the past only."""
         stamp = self.clock(tree)
         speculative = self._kinds_out * tree.outstanding > 0
         heirs = [pick.heir_of for pick in picks]
+        for number in dict.fromkeys(heirs):
+            if number != NO_LEASE:
+                self._waiting(tree, number, "gives heirs to")
         grown = []
         for pick in picks:
             branch = self._branch(tree, pick, stamp, speculative)

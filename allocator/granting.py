@@ -90,8 +90,19 @@ def _issue(s: CoreState, branch: Branch, peer: Peer, version: Version) -> Lease:
     deadline = s.settings.lease_deadline_s
     s.remind(s.now + deadline, "lease", branch, branch.epoch)
     s.record("lease_issued", tree=branch.tree.id, number=branch.number, epoch=branch.epoch, peer=peer.key)
-    oldest = Version(version.lineage, oldest_allowed(version, s.settings.max_policy_lag))
-    return write_lease(branch, oldest, deadline)
+    return write_lease(branch, oldest_start(version, branch.tree.wave, s.settings.max_policy_lag), deadline)
+
+
+def oldest_start(version: Version, wave: int, max_lag: int) -> Version:
+    """Oldest weights that a continuation of a tree of `wave` may start with while `version` is the newest.
+
+    What counts is not the learner's step now but at the update that trains the tree: update `wave`, or the
+    next one if that has been made. Work-ahead opens a tree up to K updates before that one, so a lease that
+    began with weights already K versions old would be stale by schedule. Never newer than `version`: after a
+    learner fell back, open trees may be of waves further ahead than K.
+    """
+    trained_at = Version(version.lineage, max(version.step, wave))
+    return Version(version.lineage, min(version.step, oldest_allowed(trained_at, max_lag)))
 
 
 def _send_grants(s: CoreState, peer: Peer, leases: list[Lease], version: Version) -> None:

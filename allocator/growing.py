@@ -8,6 +8,8 @@ Returns True to acknowledge. False = something before this is missing: the sende
     Finished, HorizonReached, Failed, Declined    the attempt ended
 
 Whatever concerns an attempt that is not the newest, or not held by the sender, is counted and has no effect.
+What it cost is counted too, once: each token an actor reports is in `turn_accepted`, `events/crossed_tokens`
+or `events/discarded_tokens`.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def find(s: CoreState, peer: Peer, lease: LeaseId, message: Message) -> Branch |
             s.send(peer.key, Revoke(lease, "fenced"))
     else:
         confirm_stop(s, peer, lease)
+        peer.taken.pop(lease, None)
     return None
 
 
@@ -94,6 +97,7 @@ def starting(s: CoreState, peer: Peer, message: Starting) -> bool:
 def expanded(s: CoreState, peer: Peer, message: Expanded) -> bool:
     branch = find(s, peer, message.lease, message)
     if branch is None or s.ending is not None:
+        _count_crossed(s, peer, message)
         return True
     have = len(branch.nodes)
     if branch.state is BranchState.QUEUED or message.offset > have:
@@ -115,6 +119,14 @@ def expanded(s: CoreState, peer: Peer, message: Expanded) -> bool:
     return True
 
 
+def _count_crossed(s: CoreState, peer: Peer, message: Expanded) -> None:
+    """A turn that was sampled though its lease had been taken away, each counted once."""
+    accounted = peer.taken.get(message.lease)
+    if accounted is not None and message.offset not in accounted:
+        accounted.add(message.offset)
+        s.counts["crossed_tokens"] += message.turn.num_action_tokens
+
+
 def finished(s: CoreState, peer: Peer, message: Finished) -> bool:
     return _ended(s, peer, message, "finished")
 
@@ -126,7 +138,9 @@ def horizon(s: CoreState, peer: Peer, message: HorizonReached) -> bool:
 def _ended(s: CoreState, peer: Peer, message: Finished | HorizonReached, kind: str) -> bool:
     """The continuation is over, if all its turns are here.
 
-    A retry may end without starting: an earlier attempt had delivered the last turn, but not the end.
+    A retry may end without starting: an earlier attempt had delivered the last turn, but not the end. What
+    the environment paid is the sum over all turns, those of earlier attempts included; the sender knows its
+    own only.
     """
     branch = find(s, peer, message.lease, message)
     if branch is None:
@@ -144,15 +158,19 @@ def _ended(s: CoreState, peer: Peer, message: Finished | HorizonReached, kind: s
         s.counts["invalid"] += 1
         return True
     peer.progress_at = s.now
-    end_branch(s, branch, peer, kind, None if isinstance(message, HorizonReached) else message.outcome)
+    outcome = branch.tree.earned(branch, message.outcome) if isinstance(message, Finished) else None
+    end_branch(s, branch, peer, kind, outcome)
     return True
 
 
 def failed(s: CoreState, peer: Peer, message: Failed) -> bool:
+    # Before the lease is looked up: what crossed a revoke was sampled all the same.
+    crossing = message.lease in peer.taken
     branch = find(s, peer, message.lease, message)
+    if branch is not None or crossing:
+        s.counts["discarded_tokens"] += message.discarded_tokens
     if branch is None:
         return True
-    s.counts["discarded_tokens"] += message.discarded_tokens
     if s.ending is not None:
         end_with_run(s, branch, peer, message.reason, confirmed=True)
         return True

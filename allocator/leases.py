@@ -80,8 +80,11 @@ class LeaseBook:
         """The live attempt is over. Unless its holder said so, its slot counts as taken until it does."""
         peer.queued.pop(branch, None)
         peer.running.pop(branch, None)
-        if not confirmed:
+        if confirmed:
+            peer.taken.pop(branch.id, None)
+        else:
             peer.stopping[branch.id] = None
+            peer.take(branch)
         branch.state = BranchState.ENDED
         branch.holder = ""
         branch.endings.append(kind)
@@ -94,6 +97,7 @@ def write_lease(branch: Branch, oldest: Version, deadline_s: float) -> Lease:
     """The lease of a branch's current attempt: it starts behind the turns that were accepted.
 
     Where the last of them ended the world and only the outcome is missing, the actor replays it and says how.
+    `oldest` is what its tree's update will still train (`granting.oldest_start`), anew for every attempt.
     """
     tree = branch.tree
     tip = tree.tip(branch)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.codec import encode, new_id
-from common.messages import MAX_BATCH, Durable, Message, Received, Welcome
+from common.messages import MAX_BATCH, Durable, Message, Received, TreeReady, Welcome
 from common.outbox import Outbox
 
 RESEND_S = 2.0
@@ -43,6 +43,8 @@ class Lines:
         self.run, self.sender = run, sender
         self.by_key: dict[str, Line] = {}
         self.counts: Counter[str] = Counter()
+        self.on_the_wire: dict[bytes, int] = {}
+        """Trees by the newest message they left in, until a learner says that it is written down there."""
         self._transmit = transmit
 
     @property
@@ -68,6 +70,11 @@ class Lines:
         if line is not None:
             line.outbox.durable(ids)
 
+    def written(self, ids: list[bytes]) -> None:
+        """The peer has these on record: trees among them have arrived."""
+        for msg_id in ids:
+            self.on_the_wire.pop(msg_id, None)
+
     def gone(self, key: str, *, for_good: bool) -> None:
         """What the peer has not confirmed goes elsewhere: forget it, and maybe the line too."""
         if for_good:
@@ -88,6 +95,9 @@ class Lines:
         frames = encode(message, run=self.run, sender=self.sender, msg_id=msg_id)
         if not isinstance(message, Welcome):
             line.outbox.add(msg_id, frames, now)
+        if isinstance(message, TreeReady):
+            tree = message.tree.id
+            self.on_the_wire = {m: t for m, t in self.on_the_wire.items() if t != tree} | {msg_id: tree}
         self._put(line, frames)
 
     def resend(self, now: float) -> None:

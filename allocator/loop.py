@@ -155,8 +155,9 @@ class AllocatorLoop:
         trees = [*state.forest.trees, *state.delivery.parcels]
         live = [b.id for tree in state.forest.trees.values() for b in tree.branches.values() if b.live]
         leases = [[lease.tree, lease.number, lease.epoch] for lease in live]
+        wire = sorted(state.delivery.parcels.keys() & set(self.lines.on_the_wire.values()))
         self._report()
-        self.journal.append("end", in_flight_trees=trees, in_flight_leases=leases)
+        self.journal.append("end", in_flight_trees=trees, in_flight_leases=leases, on_the_wire_trees=wire)
         self._sync()
         if ending.code == 0 or self.stop_signal:
             return 0
@@ -193,6 +194,8 @@ class AllocatorLoop:
         message, key, now = envelope.message, envelope.sender, time.monotonic()
         if isinstance(message, Received | Durable):
             self.lines.confirmed(key, message.ids)
+            if isinstance(message, Durable):
+                self.lines.written(message.ids)
             return
         line = self.lines.heard(key, route, hello=isinstance(message, Hello), now=now)
         if line is None:

@@ -6,9 +6,9 @@ import logging
 
 from allocator.core import AllocatorCore
 from common.config import Config
-from common.errors import StorageError, TreewardError
-from common.journal import read_journal
+from common.errors import TreewardError
 from common.logs import fields, setup_logs
+from common.opening import refuse_trained
 from common.rundir import RunDir
 
 LOG = logging.getLogger("treeward.allocator")
@@ -35,10 +35,5 @@ def run_allocator(config: Config, rundir: RunDir) -> int:
 def _serve(config: Config, rundir: RunDir) -> int:
     from allocator.loop import serve  # the one place with sockets: the rest of the room imports without it
 
-    path = rundir.allocator_journal
-    if path.exists() and any(record.kind == "tree_opened" for record in read_journal(path)):
-        raise StorageError(
-            f"{path} is from an allocator that ended; this release cannot go on from there, so start a new "
-            f"run (model.path={rundir.warmstart_model} starts it from the same weights)"
-        )
+    refuse_trained(rundir)
     return serve(AllocatorCore.from_config(config, rundir.id), config, rundir)

@@ -39,8 +39,15 @@ class Peer:
     inspecting: dict[int, None] = field(default_factory=dict)
     stopping: dict[LeaseId, None] = field(default_factory=dict)
     """Leases taken from it that it may still be running: they fill their slots until it says they ended."""
+    taken: dict[LeaseId, set[int]] = field(default_factory=dict)
+    """Leases taken from it whose end it has not reported, each with the offsets of the turns that are
+    accounted for: accepted before, or counted as crossed since."""
     stamp: int = 0
     room: int = 0
+
+    def take(self, branch: Branch) -> None:
+        """Whatever it says about this lease from now on is counted, and has no effect."""
+        self.taken.setdefault(branch.id, set(range(len(branch.nodes))))
 
     @property
     def load(self) -> int:

@@ -198,6 +198,13 @@ class GrowingTree:
             gold_answer=self.gold_answer,
         )
 
+    def earned(self, branch: Branch, said: Outcome) -> Outcome:
+        """The outcome of a continuation: where the environment pays, the rewards of all its own turns."""
+        if said.source is not RewardSource.ENVIRONMENT:
+            return said
+        reward = sum((self.nodes[index].turn.reward for index in branch.nodes), 0.0)
+        return Outcome(reward, reward, said.source, said.ending)
+
     def returns(self, branch: Branch) -> float | None:
         """Success in [0, 1] of a continuation, by the environment's word; None where that is not known.
 

@@ -20,10 +20,14 @@ class Waves:
         self.next = 0
         """First wave that has not entered."""
         self.censored = 0
-        """Continuations that gave no target: dropped, pruned or pseudo-rewarded."""
+        """Continuations that gave no target: dropped, alone or with their tree, pruned or pseudo-rewarded."""
         self.targets = 0
         self._done: dict[int, set[int]] = {}
         self._evidence: dict[int, list[tuple[int, list[Target]]]] = {}
+
+    def give_up(self, tree: GrowingTree) -> None:
+        """A tree was dropped without any outcome: it has no evidence, and its slot waits for another."""
+        self.censored += len(tree.branches)
 
     def complete(self, tree: GrowingTree) -> None:
         """A tree is complete: buffer what it says, and let in every wave that is complete.

@@ -1,6 +1,7 @@
 """`role=audit`: is any tree, lease, turn or token of a run unaccounted for?
 
-    journals ──▶ audit_books (read) ──▶ audit_laws (compare by id) ──▶ AuditReport ──▶ table and last line
+    journals ──▶ audit_books (read) ──▶ audit_laws, audit_tree_laws (compare by id)
+                                                   └──▶ AuditReport ──▶ table and last line
 
 The answer comes from comparing the id sets of three independent journals, not from subtracting counters, so
 it names the ids. The last line is `audit: trees=… leases=… lost=… duplicated=… unexplained=…`.
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.audit_books import AllocatorBook, Books, read_books
-from common.audit_laws import DUPLICATED, LAWS, LOST, UNEXPLAINED, Finding
+from common.audit_books import AllocatorBook, Books, LearnerBook, read_books
+from common.audit_findings import DUPLICATED, LOST, UNEXPLAINED, Finding
+from common.audit_laws import LAWS
 from common.config import Config
 from common.errors import StorageError
 from common.rundir import RunDir
@@ -107,23 +109,46 @@ def _rows(books: Books) -> Iterator[tuple[str, str]]:
     reasons = Counter(reason for ends in book.dropped.values() for reason, _ in ends)
     if reasons:
         yield "trees dropped", _counts(reasons)
-    yield "tokens at the allocator", _tokens(book)
-    yield (
-        "tokens at the learner",
-        f"{learner.tokens_trained} trained, {learner.tokens_context} context, "
-        f"{learner.tokens_dropped} dropped",
-    )
-    yield "tokens actors discarded", str(sum(actor.discarded_tokens for actor in books.actors))
+    yield "tokens sampled", _sampled(books)
+    yield "tokens accepted", _accepted(book)
+    yield "tokens at the learner", _learner_tokens(learner)
+    if book.on_the_wire:
+        yield "trees on the wire", f"{len(book.on_the_wire)} when the allocator ended"
     for name, closed in (("allocator", book.closed), ("learner", learner.closed or not learner.present)):
         if not closed:
             yield name, "did not end in order: what it held counts as in flight"
 
 
-def _tokens(book: AllocatorBook) -> str:
-    accepted = sum(tokens[0] for tokens in book.turns.values()) - sum(book.discarded.values())
+def _sampled(books: Books) -> str:
+    """All that actors generated, by their journals; a turn that a killed one was at is in none."""
+    reported = sum(actor.tokens_reported for actor in books.actors)
+    discarded = sum(actor.tokens_discarded for actor in books.actors)
+    taken = books.allocator.turns
+    crossed = sum(
+        sum(turns) for actor in books.actors for key, turns in actor.turns.items() if key not in taken
+    )
+    accepted = books.allocator.tokens_accepted
+    return f"{reported + discarded} = {accepted} accepted + {crossed} crossed + {discarded} discarded"
+
+
+def _accepted(book: AllocatorBook) -> str:
+    accepted, again = book.tokens_accepted, sum(book.discarded.values())
     ready = sum(tokens[0] for tokens in book.ready.values())
     dropped = sum(ends[0][1] for tree, ends in book.dropped.items() if tree not in book.ready)
-    return f"{accepted} accepted = {ready} ready + {dropped} dropped + {accepted - ready - dropped} in flight"
+    in_flight = accepted - ready - dropped - again
+    return f"{accepted} = {ready} ready + {dropped} dropped + {again} taken back + {in_flight} in flight"
+
+
+def _learner_tokens(learner: LearnerBook) -> str:
+    batches = learner.batches
+    parts = {
+        "trained": sum(batch.trained for batch in batches),
+        "without contrast": sum(batch.no_contrast for batch in batches),
+        "context": sum(batch.context for batch in batches),
+        "dropped": learner.tokens_dropped,
+        "abandoned": sum(batch.tokens for batch in learner.abandoned_batches),
+    }
+    return ", ".join(f"{count} {name}" for name, count in parts.items())
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -1,72 +1,42 @@
-"""The conservation laws of a run, each a small function from the journals to what breaks it.
+"""The conservation laws of a run, each a small function from the journals to what breaks it. Here: leases
+and turns; those of trees are in `audit_tree_laws`.
 
-    issued lease ──▶ exactly one end                     opened tree ──▶ ready | dropped | in flight
-    finished at the allocator ⇔ finished at an actor     ready ⊇ delivered ⊆ received
-    accepted turn ──▶ sampled by an actor, same tokens   received ──▶ trained once | dropped | queued
-    granted at an actor ──▶ exactly one end              trained ⇔ consumed, committed
+    issued lease ──▶ exactly one end              granted at an actor ──▶ exactly one end
+    finished at the allocator ──▶ finished at an actor, as many turns
+    finished at an actor ──▶ finished at the allocator, or taken from the actor before it was heard (`TAKEN`)
+    accepted turn ──▶ sampled once, same tokens
+    sampled tokens = accepted + crossed (reported when the lease had ended) + discarded (never a turn)
 
-A finding is *lost* (an id without its end), *duplicated* (two where one may be) or *unexplained* (two
-journals disagree). A process that was killed leaves no `end` record; what it held then counts as in flight.
+An end that follows from the actor's own word (failed, declined, given up because of that) cannot stand
+beside a result of the same attempt: the actor has one word for each. A process that was killed leaves no
+`end` record; what it held then counts as in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator
 
-from common.audit_books import Books, LeaseKey, TurnKey
+from common.audit_books import Books, End, LeaseKey, TurnKey
+from common.audit_findings import (
+    Finding,
+    Law,
+    lease_name,
+    lost,
+    not_in_flight,
+    odd,
+    tree_name,
+    turn_name,
+    twice,
+)
+from common.audit_tree_laws import TREE_LAWS
 
-LOST, DUPLICATED, UNEXPLAINED = "lost", "duplicated", "unexplained"
 DELIVERED = ("finished", "horizon")
 """Ends that brought a result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One id that breaks a law."""
-
-    kind: str
-    id: str
-    what: str
-
-
-Id = TypeVar("Id", int, LeaseKey)
-Law = Callable[[Books], Iterator[Finding]]
-
-
-def lost(where: str, what: str) -> Finding:
-    """An id without its end."""
-    return Finding(LOST, where, what)
-
-
-def twice(where: str, what: str) -> Finding:
-    """An id with more ends (or beginnings) than one."""
-    return Finding(DUPLICATED, where, what)
-
-
-def odd(where: str, what: str) -> Finding:
-    """An id of which two journals disagree."""
-    return Finding(UNEXPLAINED, where, what)
-
-
-def lease_name(lease: LeaseKey) -> str:
-    return f"tree={lease[0]}/lease={lease[1]}.{lease[2]}"
-
-
-def turn_name(turn: TurnKey) -> str:
-    return f"{lease_name(turn[:3])}/turn={turn[3]}"
-
-
-def tree_name(tree: int) -> str:
-    return f"tree={tree}"
-
-
-def _missing(unended: set[Id], in_flight: set[Id] | int) -> set[Id]:
-    """Of the ids without an end, those that are not in flight either. A bare count can only agree or not."""
-    if isinstance(in_flight, int):
-        return set() if len(unended) == in_flight else unended
-    return unended - in_flight
+TAKEN = ("revoked", "expired", "fenced", "run_ended")
+"""Ends that the allocator decides alone, while the actor may be at work or its result on the way."""
+GIVEN_UP_UNHEARD = ("no progress in time", "peer is silent", "said goodbye", "superseded")
+"""Reasons of a drop that are the allocator's alone too: the last attempt expired or was fenced. Every other
+drop follows a `Failed`."""
 
 
 # ------------------------------------------------------------------------------------------------ leases
@@ -89,7 +59,7 @@ def each_issued_lease_ends_once(books: Books) -> Iterator[Finding]:
 def _leases_without_an_end(books: Books) -> Iterator[Finding]:
     book = books.allocator
     unended = {lease for lease in book.issued if lease not in book.ended}
-    for lease in sorted(_missing(unended, book.leases_in_flight) if book.closed else ()):
+    for lease in sorted(not_in_flight(unended, book.leases_in_flight) if book.closed else ()):
         yield lost(lease_name(lease), "issued, never ended and not in flight at the end")
 
 
@@ -122,7 +92,7 @@ def _without_a_journal(books: Books) -> set[str]:
 
 
 def actors_results_are_accepted_or_explained(books: Books) -> Iterator[Finding]:
-    """An actor's result that was not taken needs the allocator's word why: revoked, expired, fenced, …"""
+    """A result that was not taken needs the allocator's word why. Without any, the lease is in flight."""
     book = books.allocator
     for actor in books.actors:
         for lease, said in actor.ended.items():
@@ -131,8 +101,15 @@ def actors_results_are_accepted_or_explained(books: Books) -> Iterator[Finding]:
             ends = book.ended.get(lease, [])
             if lease not in book.issued:
                 yield odd(lease_name(lease), f"{said[0].kind} at {actor.name}, never issued")
-            elif ends and ends[0].kind == "declined":
-                yield odd(lease_name(lease), f"{said[0].kind} at {actor.name}, declined at the allocator")
+            elif ends and ends[0].kind not in DELIVERED and not _taken(ends[0]):
+                why = f" ({ends[0].detail})" if ends[0].detail else ""
+                what = f"{said[0].kind} at {actor.name}, {ends[0].kind}{why} at the allocator"
+                yield odd(lease_name(lease), what)
+
+
+def _taken(end: End) -> bool:
+    """Whether the allocator ended the attempt without a word of its actor."""
+    return end.kind in TAKEN or (end.kind == "dropped" and end.detail in GIVEN_UP_UNHEARD)
 
 
 def each_granted_lease_ends_once_at_its_actor(books: Books) -> Iterator[Finding]:
@@ -156,17 +133,32 @@ def each_granted_lease_ends_once_at_its_actor(books: Books) -> Iterator[Finding]
 
 
 def accepted_turns_were_sampled(books: Books) -> Iterator[Finding]:
-    seen: dict[tuple[int, int, int], int] = {}
-    sampled = {turn: tokens for actor in books.actors for turn, tokens in actor.turns.items()}
-    elsewhere = _without_a_journal(books)
+    sampled, elsewhere = _sampled(books), _without_a_journal(books)
     for turn, accepted in books.allocator.turns.items():
-        place = (turn[0], turn[1], turn[3])
-        seen[place] = seen.get(place, 0) + len(accepted)
         if turn not in sampled:
             if books.allocator.holders.get(turn[:3], "") not in elsewhere:
                 yield odd(turn_name(turn), "accepted, in no actor's journal")
-        elif sampled[turn] != accepted[0]:
-            yield odd(turn_name(turn), f"accepted with {accepted[0]} tokens, sampled with {sampled[turn]}")
+        elif sampled[turn][0] != accepted[0]:
+            yield odd(turn_name(turn), f"accepted with {accepted[0]} tokens, sampled with {sampled[turn][0]}")
+    for turn, times in sampled.items():
+        if len(times) > 1:
+            yield twice(turn_name(turn), f"reported {len(times)} times in actors' journals")
+
+
+def _sampled(books: Books) -> dict[TurnKey, list[int]]:
+    """Tokens of each turn in the actors' journals, once per record."""
+    sampled: dict[TurnKey, list[int]] = {}
+    for actor in books.actors:
+        for turn, tokens in actor.turns.items():
+            sampled.setdefault(turn, []).extend(tokens)
+    return sampled
+
+
+def each_place_holds_one_accepted_turn(books: Books) -> Iterator[Finding]:
+    """Whichever attempts brought it; one that was taken back leaves its place free."""
+    seen: dict[tuple[int, int, int], int] = {}
+    for (tree, number, _, offset), accepted in books.allocator.turns.items():
+        seen[tree, number, offset] = seen.get((tree, number, offset), 0) + len(accepted)
     for tree, number, _, offset in books.allocator.discarded:
         seen[tree, number, offset] = seen.get((tree, number, offset), 0) - 1
     for (tree, number, offset), count in seen.items():
@@ -174,10 +166,35 @@ def accepted_turns_were_sampled(books: Books) -> Iterator[Finding]:
             yield odd(f"tree={tree}/lease={number}/turn={offset}", "discarded, never accepted")
         if count > 1:
             yield twice(f"tree={tree}/lease={number}/turn={offset}", f"accepted {count} times")
-    for turn in sorted(sampled.keys() - books.allocator.turns.keys()):
-        ends = books.allocator.ended.get(turn[:3], [])
-        if ends and ends[0].kind in DELIVERED:
+
+
+def turns_not_accepted_crossed_an_end(books: Books) -> Iterator[Finding]:
+    """A turn may come when its lease has ended otherwise, or never come: its connection was lost."""
+    book, sampled = books.allocator, _sampled(books)
+    for turn in sorted(sampled.keys() - book.turns.keys()):
+        ends = book.ended.get(turn[:3], [])
+        if turn[:3] not in book.issued:
+            yield odd(turn_name(turn), "sampled in a lease that was never issued")
+        elif ends and ends[0].kind in DELIVERED:
             yield lost(turn_name(turn), f"sampled in a continuation that {ends[0].kind}, never accepted")
+        elif ends and ends[0].kind == "declined":
+            yield odd(turn_name(turn), "sampled in a lease that was declined unstarted")
+
+
+def tokens_not_accepted_are_as_the_actors_wrote(books: Books) -> Iterator[Finding]:
+    """Of what the allocator was told and did not take, the actors' journals say the same."""
+    book, sampled, elsewhere = books.allocator, _sampled(books), _without_a_journal(books)
+    for turn, tokens in book.told_turns.items():
+        if turn in book.turns or book.holders.get(turn[:3], "") in elsewhere:
+            continue
+        if turn not in sampled:
+            yield odd(turn_name(turn), "reported and not accepted, in no actor's journal")
+        elif sampled[turn][0] != tokens:
+            yield odd(turn_name(turn), f"reported with {tokens} tokens, sampled with {sampled[turn][0]}")
+    for lease, tokens in book.told_discarded.items():
+        written = sum(actor.discarded[lease] for actor in books.actors)
+        if written != tokens and book.holders.get(lease, "") not in elsewhere:
+            yield odd(lease_name(lease), f"{tokens} tokens said to be discarded, {written} written down")
 
 
 def turns_of_a_result_were_accepted(books: Books) -> Iterator[Finding]:
@@ -204,86 +221,6 @@ def tokens_of_a_tree_are_those_accepted(books: Books) -> Iterator[Finding]:
     for tree, count in stated.items():
         if accepted.get(tree, 0) != count:
             yield odd(tree_name(tree), f"{accepted.get(tree, 0)} tokens accepted, {count} in the tree")
-    for tree, count in books.learner.received.items():
-        sent = books.allocator.ready.get(tree, [count])[0]
-        if sent != count:
-            yield odd(tree_name(tree), f"sent with {sent} tokens, received with {count}")
-
-
-# ------------------------------------------------------------------------------------------------- trees
-
-
-def each_opened_tree_ends_once(books: Books) -> Iterator[Finding]:
-    """Committed, dropped with a reason, or in flight. A ready tree may be dropped, by the learner."""
-    book = books.allocator
-    for tree, times in book.opened.items():
-        if times > 1:
-            yield twice(tree_name(tree), f"opened {times} times")
-    for tree in sorted(set(book.ready) | set(book.dropped) | book.committed):
-        if tree not in book.opened:
-            yield odd(tree_name(tree), "ready, dropped or committed, never opened")
-        if len(book.ready.get(tree, ())) > 1:
-            yield twice(tree_name(tree), f"ready {len(book.ready[tree])} times")
-        ends = len(book.dropped.get(tree, ())) + (tree in book.committed)
-        if ends > 1:
-            yield twice(tree_name(tree), f"dropped or committed {ends} times")
-        given_up = tree in books.learner.dropped or tree in books.learner.abandoned
-        if tree in book.ready and tree in book.dropped and not given_up:
-            yield twice(tree_name(tree), "ready and dropped, and the learner did not drop it")
-    if book.closed:
-        unended = set(book.opened) - set(book.dropped) - book.committed
-        for tree in sorted(_missing(unended, book.trees_in_flight)):
-            yield lost(tree_name(tree), "opened, not committed, dropped or in flight at the end")
-
-
-def delivered_trees_are_ready_and_received(books: Books) -> Iterator[Finding]:
-    book, learner = books.allocator, books.learner
-    for tree in sorted(book.delivered - set(book.ready)):
-        yield odd(tree_name(tree), "delivered, never ready")
-    for tree in sorted(set(learner.received) - book.delivered):
-        yield odd(tree_name(tree), "received by the learner, never delivered")
-    if learner.closed and book.closed:
-        in_flight = book.trees_in_flight if isinstance(book.trees_in_flight, set) else set()
-        for tree in sorted(book.delivered - set(learner.received) - in_flight):
-            yield lost(tree_name(tree), "delivered, never received by the learner")
-
-
-def each_received_tree_is_trained_once_or_dropped(books: Books) -> Iterator[Finding]:
-    learner = books.learner
-    for tree, times in learner.trained.items():
-        if times > 1:
-            yield twice(tree_name(tree), f"trained {times} times in the surviving lineage")
-        if tree in learner.dropped:
-            yield twice(tree_name(tree), f"trained and dropped ({learner.dropped[tree][0]})")
-    for tree in sorted((set(learner.trained) | set(learner.dropped)) - set(learner.received)):
-        yield odd(tree_name(tree), "trained or dropped, never received")
-    if learner.closed:
-        unended = set(learner.received) - set(learner.trained) - set(learner.dropped)
-        for tree in sorted(_missing(unended, learner.queued)):
-            yield lost(tree_name(tree), "received, not trained, dropped or queued at the end")
-
-
-def both_sides_agree_on_what_was_trained(books: Books) -> Iterator[Finding]:
-    book, learner = books.allocator, books.learner
-    trained = set(learner.trained)
-    for tree in sorted(book.consumed - trained - learner.abandoned):
-        yield odd(tree_name(tree), "consumed at the allocator, not trained at the learner")
-    if book.closed and learner.closed:
-        for tree in sorted(trained - book.consumed):
-            yield odd(tree_name(tree), "trained, not consumed at the allocator")
-
-
-def committed_trees_are_in_a_checkpoint(books: Books) -> Iterator[Finding]:
-    book, learner = books.allocator, books.learner
-    saved = {tree for tree, step in learner.trained_at.items() if step <= learner.committed_step}
-    for tree in sorted(book.committed - saved - learner.abandoned):
-        yield odd(tree_name(tree), "committed, in no checkpoint of the learner")
-    if learner.closed:
-        for tree in sorted(set(learner.trained) - saved):
-            yield lost(tree_name(tree), "trained, in no checkpoint after an orderly end")
-    if learner.closed and book.closed:
-        for tree in sorted(saved - book.committed):
-            yield odd(tree_name(tree), "in a checkpoint, not committed at the allocator")
 
 
 LAWS: tuple[Law, ...] = (
@@ -293,11 +230,10 @@ LAWS: tuple[Law, ...] = (
     actors_results_are_accepted_or_explained,
     each_granted_lease_ends_once_at_its_actor,
     accepted_turns_were_sampled,
+    each_place_holds_one_accepted_turn,
+    turns_not_accepted_crossed_an_end,
+    tokens_not_accepted_are_as_the_actors_wrote,
     turns_of_a_result_were_accepted,
     tokens_of_a_tree_are_those_accepted,
-    each_opened_tree_ends_once,
-    delivered_trees_are_ready_and_received,
-    each_received_tree_is_trained_once_or_dropped,
-    both_sides_agree_on_what_was_trained,
-    committed_trees_are_in_a_checkpoint,
+    *TREE_LAWS,
 )

@@ -64,7 +64,8 @@ def parse(words: Sequence[str], available: dict[str, dict[str, str]]) -> Command
         available: what `groups` returned.
 
     Raises:
-        ConfigError: a word that is neither an option nor `key=value`, or an option that a group lacks.
+        ConfigError: a word that is neither an option nor `key=value`, an option that a group lacks, or a
+            setting or group given twice with different values.
     """
     line = CommandLine()
     rest = list(words)
@@ -110,12 +111,25 @@ def _read_assignment(line: CommandLine, word: str, available: dict[str, dict[str
         raise ConfigError(f"cannot read {word!r}: settings are only changed, write {plain}=value")
     if key in available:
         _check_option(key, value, available[key])
-        line.choices[key] = value
+        _set_once(line.choices, key, value)
         return
     group = key.replace(".", "/").removesuffix("/name")
     if group in available and (group != key or key.endswith(".name")):
         raise ConfigError(f"{key} is chosen as a group: write {group}={value or '…'} instead of {word!r}")
-    line.values[key] = value
+    _set_once(line.values, key, value)
+
+
+def latest(words: Sequence[str]) -> list[str]:
+    """For programs that lay settings over others: of the words with one key, the last."""
+    return list({word.partition("=")[0]: word for word in words}.values())
+
+
+def _set_once(found: dict[str, str], key: str, value: str) -> None:
+    """Which of two values is meant nobody can know: the first may be the one that matters."""
+    if found.setdefault(key, value) != value:
+        raise ConfigError(
+            f"{key} is given twice, as {key}={found[key]} and as {key}={value}: leave one of them out"
+        )
 
 
 def _check_option(group: str, option: str, valid: dict[str, str]) -> None:

@@ -212,8 +212,10 @@ class BudgetConfig:
 class AllocatorConfig:
     rule: RuleConfig = field(default_factory=RandomRuleConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    max_score_staleness: int = 4
-    """D: events a score may not have seen when its lease is granted and again when it starts."""
+    max_score_staleness: int = 0
+    """D: events a score may not have seen when its lease is granted and again when it starts. 0 waits within
+    a tree for all that its rule reads; other trees fill the slots meanwhile. `random` with D > 0 draws from
+    what is there so far, hence mostly among the first turns."""
     lease_deadline_s: float = 30.0
     """A lease without progress for this long is fenced and granted again elsewhere."""
     max_attempts: int = 3
@@ -270,6 +272,12 @@ class TrackingConfig:
     """MLflow tracking URI; empty = sqlite:///<runs_dir>/mlflow.db."""
     experiment: str = "treeward"
 
+    def __post_init__(self) -> None:
+        scheme, colon, _ = self.uri.partition("://")
+        known = not colon or scheme.partition("+")[0] in TRACKING_SCHEMES
+        rule = f"a folder or a URI that starts with one of {', '.join(TRACKING_SCHEMES)}"
+        require(known, "tracking.uri", rule, self.uri)
+
 
 @dataclass(kw_only=True, slots=True)
 class Config:
@@ -304,6 +312,14 @@ LOSSES = ("ppo",)
 BEHAVIOUR_WEIGHTS = ("none", "tis", "decoupled")
 ENGINES = ("torch",)
 ENVIRONMENTS = ("frozenlake",)
+SPLITS: dict[str, tuple[str, ...]] = {"frozenlake": ("train", "eval")}
+"""Sets of tasks that each environment has; named here so that a wrong one is found before it is built."""
+HELD_OUT = "eval"
+"""The split that no training task comes from."""
+TRACKING_SCHEMES = (
+    "http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "databricks-uc", "uc",
+)  # fmt: skip
+"""Where MLflow can record; a driver may be named too, as in mysql+pymysql://. A plain path is a folder."""
 
 
 def validate(config: Config) -> None:
@@ -318,10 +334,14 @@ def validate(config: Config) -> None:
         ("learner.weight.name", config.learner.weight.name, BEHAVIOUR_WEIGHTS),
     ):
         require(value in valid, key, f"one of {', '.join(valid)}{nearest(value, valid)}", value)
+    splits, split = SPLITS[config.env.name], config.eval.split
+    require(split in splits, "eval.split", f"one of {', '.join(splits)}{nearest(split, splits)}", split)
     if config.deterministic:
         lag, staleness = config.learner.max_policy_lag, config.allocator.max_score_staleness
         require(lag == 0, "learner.max_policy_lag", "0 when deterministic=true", lag)
         require(staleness == 0, "allocator.max_score_staleness", "0 when deterministic=true", staleness)
+    parts, trees = config.learner.loss.minibatches, config.learner.batch_trees
+    require(parts <= trees, "learner.loss.minibatches", f"at most learner.batch_trees ({trees})", parts)
     rule = config.allocator.rule
     if isinstance(rule, RandomRuleConfig):
         total, per_round = config.allocator.budget.continuations, rule.chains * rule.expansions

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
 from common.errors import PeerLost, StorageError
-from common.journal import read_journal
-from common.opening import open_run, record, shown
-from common.progress import Progress, Tail, duration
+from common.opening import open_run, record, refuse_trained, shown
+from common.progress import Progress, Tail, duration, success_on
 from common.rundir import RunDir
 from common.settings import overrides
 from common.supervisor import Fate, Interrupted, Supervisor
@@ -63,11 +64,7 @@ def run_local(config: Config, command: Command = role_command) -> int:
     """
     rundir = open_run(config)
     with rundir.lock("local"):
-        if trained(rundir):
-            raise StorageError(
-                f"{shown(rundir.path)} has been trained already: start a new run, "
-                "with one of its checkpoints as model.path= to go on from there"
-            )
+        refuse_trained(rundir)
         record(rundir, config)
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
         try:
@@ -76,12 +73,6 @@ def run_local(config: Config, command: Command = role_command) -> int:
         except Interrupted as interrupted:
             say(f"stopped by {interrupted}: all processes have ended, run {shown(rundir.path)}")
             return 128 + interrupted.signal_number
-
-
-def trained(rundir: RunDir) -> bool:
-    """Whether an allocator has begun to grow trees there: it cannot be taken up again."""
-    path = rundir.allocator_journal
-    return path.is_file() and any(record.kind == "tree_opened" for record in read_journal(path))
 
 
 def say(line: str) -> None:
@@ -150,6 +141,8 @@ class LocalRun:
 
     def stop_tracker(self) -> None:
         if "tracker" in self.supervisor.watched:
+            if self.supervisor.is_done("tracker"):
+                self.tracker = ""  # given up long ago: nobody has recorded since
             self.supervisor.stop("tracker", grace_s=TRACKER_GRACE_S)
 
     def warm_start(self) -> None:
@@ -208,7 +201,7 @@ class LocalRun:
 
     def train(self, began: float) -> None:
         """Until the learner has done its last step."""
-        logs = {role: Tail(self.rundir.log_file(role)) for role in ("learner", "allocator")}
+        logs = {role: Tail(self.rundir.log_file(role)) for role in ("learner", "allocator", "tracker")}
         progress, due = Progress(self.config.learner.steps, logs), time.monotonic() + PROGRESS_S
 
         def show() -> None:
@@ -248,21 +241,42 @@ class LocalRun:
             say(line)
         say(", ".join(f"{part} {duration(seconds)}" for part, seconds in self.times.items()))
         say(audit.last_line())
-        say(
-            f"greedy success {interval(before['greedy'])} -> {interval(after['greedy'])}; "
-            "everything measured is shown by: make mlflow"
-        )
+        greedy = f"{interval(before['greedy'])} -> {interval(after['greedy'])}"
+        say(f"greedy success {greedy}; {self.where_measured()}")
         path = shown(self.rundir.path)
         rates = f"{before['sampled']['success']:.2f} -> {after['sampled']['success']:.2f}"
         maps = after["sampled"]["tasks"]
         self.write_summary(before, after, total_s)
-        say(f"held-out success {rates} ({maps} maps) in {duration(total_s)}, run {path}")
+        success = success_on(self.config.eval.split)
+        say(f"{success} {rates} ({maps} maps) in {duration(total_s)}, run {path}")
         return 0 if audit.ok else 1
+
+    def where_measured(self) -> str:
+        """Where the numbers of the run are: with MLflow, or still in the spool."""
+        if not self.config.tracking.enabled:
+            return "metrics were not recorded (tracking.enabled=false)"
+        to, run = shown_uri(self.config), shown(self.rundir.path)
+        if (self.rundir.tracking / spool.FILE_NAME).exists():
+            return (
+                f"not all metrics have reached {to} (see {run}/logs/tracker.log): "
+                f"python run.py role=tracker run={run} sends the rest"
+            )
+        if not self.tracker or not (self.rundir.tracking / tracking.ID_FILE).exists():
+            return f"metrics were not all recorded in {to}: see {run}/logs/tracker.out"
+        if self.config.tracking.uri or Path(self.config.runs_dir) != Path(Config().runs_dir):
+            return f"everything measured is in {to}"
+        return "everything measured is shown by: make mlflow"
 
     def write_summary(self, before: dict[str, Any], after: dict[str, Any], total_s: float) -> None:
         """`summary.json`, for benchmarks."""
         value = {"before": before, "after": after, "total_s": total_s, "parts_s": self.times}
         self.rundir.write_json_atomic(self.rundir.path / "summary.json", value)
+
+
+def shown_uri(config: Config) -> str:
+    """Where MLflow records, without the password that may stand in it."""
+    uri = config.tracking.uri or f"sqlite:///{Path(config.runs_dir) / 'mlflow.db'}"
+    return re.sub(r"://[^/@]*@", "://", uri)
 
 
 def interval(result: dict[str, Any]) -> str:

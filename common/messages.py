@@ -5,7 +5,7 @@
     allocator -> actor       Welcome Inspect Grant Revoke Bye
     allocator -> learner     Welcome TreeReady Bye
     learner   -> allocator   Hello Heartbeat Credit Consumed Dropped Committed
-    either way               Received (in memory: stops resend timers)  Durable (journalled: sender may forget)
+    either way               Received (in memory: stops resend timers) Durable (journalled: sender may forget)
     puller   <-> weights     GetManifest/Manifest GetChunk/Chunk Refused;  WeightsPublished is a PUB hint
     everyone  -> tracker     Metrics
 
@@ -175,7 +175,10 @@ class HorizonReached(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The continuation reached a leaf. `turns` counts all its turns, so that a gap is noticed."""
+    """The continuation reached a leaf. `turns` counts all its turns, so that a gap is noticed.
+
+    Where the environment paid, the allocator sums the rewards of all its turns; a retry knows its own only.
+    """
 
     lease: LeaseId
     turns: Count
@@ -189,7 +192,7 @@ class Failed(Message, frozen=True):
     reason: Reason
     retry: bool
     discarded_tokens: Count = 0
-    """Action tokens sampled and not delivered as turns."""
+    """Action tokens sampled and not delivered as turns; counted even where this crosses a revoke."""
 
 
 class Declined(Message, frozen=True):
@@ -224,7 +227,10 @@ class Grant(Message, frozen=True):
 
 
 class Revoke(Message, frozen=True):
-    """Stop within one turn. A result that crosses this is discarded whatever its outcome."""
+    """Stop at the end of the turn that is under way when this arrives.
+
+    Turns and results that cross it, however many, are discarded whatever their outcome; their tokens count.
+    """
 
     lease: LeaseId
     reason: Reason

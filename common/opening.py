@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from common.config import Config, Role
-from common.errors import ConfigError
+from common.errors import ConfigError, StorageError
+from common.journal import read_journal
 from common.rundir import RunDir, write_bytes_atomic
 from common.settings import to_yaml
 
@@ -14,24 +17,75 @@ NAMES_A_NEW_RUN = (Role.LOCAL, Role.WARMSTART)
 """Roles that make a new run directory where none is named."""
 MAKES_THE_NAMED = (*NAMES_A_NEW_RUN, Role.ALLOCATOR)
 """Roles that make the named one where there is none; the others work on a run that exists."""
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+"""What a folder with a model holds, whoever wrote it."""
 
 
 def open_run(config: Config) -> RunDir:
     """The run directory of `config`; a new one gets the configuration written down.
 
     Raises:
-        ConfigError: the role needs a run and none is named.
+        ConfigError: the role needs a run and none is named, or `model.path` holds no model.
         StorageError: the directory is no run, or cannot be made.
     """
+    if config.role is Role.LOCAL:
+        check_model_path(config)
     path = Path(config.run)
     if not config.run and config.role not in NAMES_A_NEW_RUN:
         role = config.role.value
         raise ConfigError(f"run must be a run directory for role={role}, got ''{_newest(config)}")
     if config.run and (path.exists() or config.role not in MAKES_THE_NAMED):
-        return RunDir.open(path)
+        rundir = RunDir.open(path)
+        if config.role is Role.LEARNER and not any(rundir.checkpoints.iterdir()):
+            check_model_path(config)
+        return rundir
     rundir = RunDir.create(path.parent, path.name) if config.run else RunDir.create(Path(config.runs_dir))
     record(rundir, config)
     return rundir
+
+
+def check_model_path(config: Config) -> None:
+    """Raise `ConfigError` if `model.path` names anything but a folder with the files of a model."""
+    folder = Path(config.model.path)
+    missing = lacks(folder) if config.model.path else []
+    if missing:
+        what = f"it lacks {', '.join(missing)}" if folder.is_dir() else "there is no such folder"
+        raise ConfigError(f"model.path must be a folder with a saved model, got {str(folder)!r}: {what}")
+
+
+def lacks(folder: Path) -> list[str]:
+    """The files of a model that are not in `folder`."""
+    return [name for name in MODEL_FILES if not (folder / name).is_file()]
+
+
+def trained(rundir: RunDir) -> bool:
+    """Whether an allocator has begun to grow trees there: it cannot be taken up again."""
+    path = rundir.allocator_journal
+    return path.is_file() and any(record.kind == "tree_opened" for record in read_journal(path))
+
+
+def refuse_trained(rundir: RunDir) -> None:
+    """Raise `StorageError` where a run has been trained, or is being trained now."""
+    if trained(rundir):
+        raise StorageError(
+            f"{shown(rundir.path)} has been trained already: start a new run, "
+            "with one of its checkpoints as model.path= to go on from there"
+        )
+
+
+@contextmanager
+def before_training(rundir: RunDir) -> Iterator[None]:
+    """Hold the run for whoever writes its starting weights: nobody has trained it, and nobody begins to.
+
+    Raises:
+        StorageError: it has been trained, or another process works on it; nothing was touched.
+    """
+    refuse_trained(rundir)
+    with ExitStack() as stack:
+        for role in (Role.WARMSTART, Role.ALLOCATOR, Role.LEARNER):
+            stack.enter_context(rundir.lock(role.value))
+        refuse_trained(rundir)  # by one that ended since
+        yield
 
 
 def record(rundir: RunDir, config: Config) -> None:

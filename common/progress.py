@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.config import HELD_OUT
 from common.logs import escape
 
 EVENT = "progress"
@@ -86,6 +87,11 @@ class Progress:
             if name in self.newest:
                 parts.append(words.format(self.newest[name]))
         return "  ".join([*parts, f"actors {actors_alive}/{actors}"])
+
+
+def success_on(split: str) -> str:
+    """What a success rate is called: only tasks that no training saw are held out."""
+    return "held-out success" if split == HELD_OUT else f"success on the split {split}"
 
 
 def duration(seconds: float) -> str:

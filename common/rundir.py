@@ -87,6 +87,11 @@ class RunDir:
         path = runs_dir / name
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the directory of runs {runs_dir}: {error.strerror}; name another with runs_dir="
+            ) from error
+        try:
             path.mkdir()
         except FileExistsError as error:
             raise StorageError(

@@ -22,3 +22,13 @@ def turn_seed(lease: int, offset: int) -> int:
     One seed a turn lets a retry resume in the middle, and a fork replay its prefix, with exact randomness.
     """
     return derive_seed("turn", lease, offset)
+
+
+TASKS_PER_SEED = 1 << 20
+"""Tasks between the first ones of two run seeds: more than a run uses, so that seeds train on other tasks."""
+
+
+def task_index(run_seed: int, number: int) -> int:
+    """Index of the `number`-th task of a run: runs with other seeds see other tasks. Below 2^40 for the first
+    million tasks, where demonstrations begin."""
+    return run_seed % (1 << 19) * TASKS_PER_SEED + number

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common.tracking import Row
 
+FILE_NAME = "spool.jsonl"
 MAX_BYTES = 256 << 20
 """About two million rows: weeks of outage. What no longer fits is dropped and counted."""
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.nouns import Version
 
 INFINITELY_STALE = 1 << 62
-"""Lag of a version from an abandoned lineage."""
+"""Lag of a version that is no ancestor of the current weights: it belongs to an abandoned lineage."""
 
 
-def policy_lag(current: Version, sampled: Version, resumed_from: int = 0) -> int:
+def policy_lag(current: Version, sampled: Version, resumed: Sequence[int] = (0,)) -> int:
     """Updates between the weights a token was sampled under and the current ones.
 
-    `resumed_from` is the step at which the current lineage resumed: older lineages share history up to there;
-    their later steps were abandoned and are infinitely stale.
+    `resumed[L]` is the step at which lineage L resumed, `[lineages]`. A version of an older lineage is an
+    ancestor of the current weights only if no lineage since began before it: its step is at most
+    min(resumed[sampled.lineage + 1 … current.lineage]). Later steps were abandoned, and so counts everything
+    older than the current lineage where the list does not reach up to it.
     """
     if sampled.lineage > current.lineage:
         return INFINITELY_STALE
-    if sampled.lineage < current.lineage and sampled.step > resumed_from:
-        return INFINITELY_STALE
+    if sampled.lineage < current.lineage:
+        since = resumed[sampled.lineage + 1 : current.lineage + 1]
+        if len(since) < current.lineage - sampled.lineage or sampled.step > min(since):
+            return INFINITELY_STALE
     return max(0, current.step - sampled.step)
 
 
 def oldest_allowed(current: Version, max_lag: int) -> int:
-    """Oldest step that is still trained at `current`."""
+    """Oldest step that is still trained by the update made at `current`.
+
+    For work that is trained later, `current` is the step it will be trained at, not the newest there is.
+    """
     return max(0, current.step - max_lag)
 
 

@@ -35,7 +35,7 @@ from common.logs import Repeats, fields, setup_logs
 from common.messages import Bye, Metrics, ToTracker
 from common.rundir import RunDir
 from common.sockets import SocketFactory, bound_endpoint
-from common.spool import Spool
+from common.spool import FILE_NAME, Spool
 from common.tracking import (
     MAX_METRICS_PER_BATCH,
     MlflowRun,
@@ -284,7 +284,7 @@ def run_tracker(config: Config, rundir: RunDir) -> int:
     with rundir.lock("tracker"):
         pull = SocketFactory(config.security, context).pull(config.cluster.tracker)
         rundir.publish_endpoint("tracker", bound_endpoint(pull))
-        tracker = Tracker(MlflowSink(config, rundir), Spool(rundir.tracking / "spool.jsonl"))
+        tracker = Tracker(MlflowSink(config, rundir), Spool(rundir.tracking / FILE_NAME))
         while not stop.asked:
             _read(pull, tracker, stop, POLL_S)
             tracker.tick(time.monotonic(), _wall_ms())

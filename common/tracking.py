@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("treeward.tracking")
 
+ID_FILE = "mlflow.json"
+"""In the run's `tracking/`: the MLflow run that it is recorded in."""
 MAX_PARAM = 500
 """Older servers refuse longer values; the whole configuration is an artifact anyway."""
 MAX_PARAMS_PER_BATCH = 100
@@ -69,7 +71,7 @@ def destination(config: Config, run_name: str, tracking_dir: Path) -> Destinatio
     runs_dir = Path(config.runs_dir).absolute()
     uri = config.tracking.uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
     artifacts = (runs_dir / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
-    return Destination(uri, config.tracking.experiment, run_name, artifacts, tracking_dir / "mlflow.json")
+    return Destination(uri, config.tracking.experiment, run_name, artifacts, tracking_dir / ID_FILE)
 
 
 class MlflowRun:

@@ -128,7 +128,12 @@ class Intake:
             self._drop(drop)
 
     def _drop(self, drop: Drop) -> None:
-        self._journal.append("dropped", tree=drop.tree, reason=drop.reason, tokens=drop.tokens)
+        self._journal.append(
+            "dropped", tree=drop.tree, reason=drop.reason, tokens=drop.tokens,
+            branches=drop.branches, turns=drop.mean_turns, success=drop.success,
+        )  # fmt: skip
+        like = f"{drop.mean_turns:.1f} turns and success {drop.success:.3f} on average"
+        LOG.info("tree %d dropped, %s: %d branches, %s", drop.tree, drop.reason, drop.branches, like)
         self._link.send(Dropped(tree=drop.tree, reason=drop.reason))
 
     def _give_credit(self) -> None:

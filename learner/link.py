@@ -83,6 +83,7 @@ class AllocatorLink:
         sender: `name/incarnation` of this start of the learner.
         hello: makes the first message of each session.
         on_event: called in the link's thread with what happened; returns at once.
+        run: the run this learner belongs to; an allocator of another run refuses it.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class AllocatorLink:
         sender: str,
         hello: Callable[[], Hello],
         on_event: Callable[[Event], None],
+        run: str,
     ) -> None:
         self._endpoint, self._sender, self._hello, self._on_event = cluster.allocator, sender, hello, on_event
         self._heartbeat_s, self._dead_after_s = cluster.heartbeat_s, cluster.dead_after_s
@@ -107,8 +109,7 @@ class AllocatorLink:
         self._closing = threading.Event()
         self._empty = threading.Condition()
         self._repeats = Repeats()
-        self.run_id = ""
-        """Name of the run, from the first `Welcome`."""
+        self.run_id = run
         self.progress = 0
         """Grows with what the training loop does; told to the allocator."""
         self.running = 0
@@ -232,12 +233,11 @@ class AllocatorLink:
                 self._on_event(Dismissed(message))
 
     def _welcome(self, welcome: Welcome) -> None:
-        if self.run_id not in ("", welcome.run):
+        if self.run_id != welcome.run:
             raise ProtocolError(
                 f"the allocator at {self._endpoint} now serves run {welcome.run!r}, this learner belongs to "
                 f"{self.run_id!r}; start a learner for the new run"
             )
-        self.run_id = welcome.run
         self._heartbeat_s, self._dead_after_s = welcome.heartbeat_s, welcome.dead_after_s
         if not self._welcomed:
             self._welcomed = True

@@ -87,6 +87,7 @@ class Learner:
             settings,
             temperature=config.engine.temperature,
             deterministic=config.deterministic,
+            seed=config.seed,
         )
         self._savings = Savings(
             rundir.checkpoints,
@@ -97,6 +98,7 @@ class Learner:
             keep=settings.keep_checkpoints,
             config_hash=config_hash(config),
             trained=start.trained,
+            resumed=start.resumed_at,
         )
         self._journal = stack.enter_context(JournalWriter(rundir.learner_journal))
         self._metrics = MetricsClient(
@@ -156,7 +158,7 @@ class Learner:
 
     @property
     def _clock(self) -> Clock:
-        return Clock(self._version, self._settings.max_policy_lag, self._start.version.step)
+        return Clock(self._version, self._settings.max_policy_lag, self._start.resumed_at)
 
     def _update(self, trees: Sequence[Tree]) -> UpdateReport:
         """Train on a batch; the version grows by one."""
@@ -166,14 +168,18 @@ class Learner:
         with self._watch.timed("train_s"):
             report = self._updater.update(batch, self._clock)
         if not report.applied:
-            LOG.error("step %d: the gradient is not finite; the weights stay as they were", step + 1)
+            skipped, parts = report.minibatches_skipped, report.minibatches
+            what = f"the gradient of {skipped} of {parts} parts of the batch is not finite"
+            rest = "moved by the other parts only" if skipped < parts else "stay as they were"
+            LOG.error("step %d: %s; the weights %s", step + 1, what, rest)
         self._version = Version(lineage=self._version.lineage, step=step + 1)
         numbers = [tree.id for tree in trees]
         self._savings.trained(numbers)
-        trained = report.counts.tokens_trained
-        self._journal.append(
+        counts = report.counts
+        self._journal.append(  # the three together are all tokens of the trees
             "consumed", trees=numbers, lineage=self._version.lineage, step=self._version.step,
-            tokens_trained=trained, tokens_context=report.counts.tokens_generated - trained,
+            tokens_trained=counts.tokens_trained, tokens_no_contrast=counts.tokens_without_contrast,
+            tokens_context=counts.tokens_stale + counts.tokens_without_credit,
         )  # fmt: skip
         self._journal.flush(sync=False)
         return report
@@ -201,7 +207,9 @@ class Learner:
         self._send_committed(safe)
         step = self._link.progress = self._version.step
         self._intake.take_in(self._clock)
-        metrics = step_metrics(trees, report, self._watch.lap(), self._queue.dropped)
+        metrics = step_metrics(
+            trees, report, self._watch.lap(), self._queue.dropped, self._queue.stale_since()
+        )
         metrics.update(trees_queued=len(self._queue), trees_repeated=self._queue.repeated, **TRAFFIC.totals())
         self._journal.append("usage", **usage(time.monotonic(), self._watch.totals, step=step))
         self._link.running = len(self._queue)
@@ -223,7 +231,9 @@ class Learner:
         self._publish()
         self._rundir.publish_endpoint("weights", self._server.weights_endpoint)
         self._rundir.publish_endpoint("hints", self._server.hints_endpoint)
-        self._link = AllocatorLink(cluster, security, self._sender, self._hello, self._events.put)
+        self._link = AllocatorLink(
+            cluster, security, self._sender, self._hello, self._events.put, self._rundir.id
+        )
         self._stack.callback(self._link.close)
         self._intake = Intake(
             self._queue, self._link, self._events, self._journal, self._watch, self._start.trained

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.nouns import ROOT, Continuation, Tree, ids
-from learner.credit.base import leaf_of
+from learner.credit.base import branch_turns, leaf_of
 from learner.rows import Clock
 
 STALE, NO_OUTCOME, MALFORMED, OVER_CREDIT = "stale", "no_outcome", "malformed", "over_credit"
@@ -31,6 +31,22 @@ class Drop:
     reason: str
     tokens: int
     """Its action tokens."""
+    branches: int = 0
+    """With an outcome."""
+    branch_turns: int = 0
+    """Sum over its branches of their turns from the root, as `branch_tokens` of their action tokens."""
+    branch_tokens: int = 0
+    branch_reward: float = 0.0
+    """Sum of their raw rewards."""
+
+    @property
+    def mean_turns(self) -> float:
+        return self.branch_turns / max(1, self.branches)
+
+    @property
+    def success(self) -> float:
+        """Mean raw reward of its branches."""
+        return self.branch_reward / max(1, self.branches)
 
 
 class TreeQueue:
@@ -55,6 +71,7 @@ class TreeQueue:
         self.repeated = 0
         self.taken = 0
         self.dropped: Counter[str] = Counter()
+        self._stale: list[Drop] = []
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -98,6 +115,11 @@ class TreeQueue:
         self.taken += len(batch)
         return batch, drops
 
+    def stale_since(self) -> list[Drop]:
+        """Trees dropped as stale since the last call."""
+        found, self._stale = self._stale, []
+        return found
+
     def _refusal(self, tree: Tree, clock: Clock) -> str | None:
         if not self._is_well_formed(tree):
             return MALFORMED
@@ -116,7 +138,25 @@ class TreeQueue:
 
     def _drop(self, tree: Tree, reason: str) -> Drop:
         self.dropped[reason] += 1
-        return Drop(tree.id, reason, tree.num_action_tokens())
+        drop = drop_of(tree, reason)
+        if reason == STALE:
+            self._stale.append(drop)
+        return drop
+
+
+def drop_of(tree: Tree, reason: str) -> Drop:
+    """What goes with a tree that is dropped: nothing of it enters a batch's numbers."""
+    leaves = list(tree.leaves())
+    turns = [node for leaf in leaves for node in branch_turns(tree, leaf)]
+    return Drop(
+        tree.id,
+        reason,
+        tree.num_action_tokens(),
+        branches=len(leaves),
+        branch_turns=len(turns),
+        branch_tokens=sum(node.turn.num_action_tokens for node in turns),
+        branch_reward=sum(leaf.outcome.raw_reward for leaf in leaves if leaf.outcome is not None),
+    )
 
 
 def has_fresh_token(tree: Tree, clock: Clock) -> bool:

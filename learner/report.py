@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from common.logs import fields
 from common.nouns import Tree
+from learner.queue import Drop
 from learner.update import UpdateReport
 
 LOG = logging.getLogger("treeward.learner")
@@ -66,27 +67,59 @@ def outcome_metrics(trees: Sequence[Tree]) -> dict[str, float]:
 
 
 def count_metrics(report: UpdateReport) -> dict[str, float]:
-    """Where the batch's tokens and branches went."""
+    """Where the batch's tokens and branches went.
+
+    `stale_branch_success` is no fair sample of branches: one with all its tokens stale is short by
+    construction (it ended before newer weights came), and short branches differ in success anyway.
+    """
     counts, stale = report.counts, max(1, report.counts.stale_branches)
     return {
         "tokens_generated": counts.tokens_generated,
         "tokens_trained": counts.tokens_trained,
+        "tokens_without_contrast": counts.tokens_without_contrast,
         "tokens_stale": counts.tokens_stale,
         "tokens_without_credit": counts.tokens_without_credit,
         "branch_tokens": counts.tokens_generated / max(1, counts.branches),
         "stale_branches": counts.stale_branches,
         "stale_branch_tokens": counts.stale_branch_tokens / stale,
         "stale_branch_success": counts.stale_branch_reward / stale,
-        "update_applied": float(report.applied),
+        "minibatches_skipped": report.minibatches_skipped,
+    }
+
+
+def dropped_metrics(stale: Sequence[Drop]) -> dict[str, float]:
+    """Means over the branches of trees that were dropped as stale, which the batch's numbers lack: whether
+    the gate filters by length or success. Empty where none were. They too are short by construction."""
+    branches = sum(drop.branches for drop in stale)
+    if not branches:
+        return {}
+    return {
+        "dropped_tree_branches": branches,
+        "dropped_tree_success": sum(drop.branch_reward for drop in stale) / branches,
+        "dropped_tree_turns": sum(drop.branch_turns for drop in stale) / branches,
+        "dropped_tree_tokens": sum(drop.branch_tokens for drop in stale) / branches,
     }
 
 
 def step_metrics(
-    trees: Sequence[Tree], report: UpdateReport, times: Mapping[str, float], dropped: Mapping[str, int]
+    trees: Sequence[Tree],
+    report: UpdateReport,
+    times: Mapping[str, float],
+    dropped: Mapping[str, int],
+    stale: Sequence[Drop] = (),
 ) -> dict[str, float]:
-    """Everything there is to say about one step."""
+    """Everything there is to say about one step.
+
+    Args:
+        trees: of the batch.
+        report: of the update on it.
+        times: seconds by purpose.
+        dropped: trees dropped since this start, by reason.
+        stale: those dropped as stale since the step before.
+    """
     step_s = max(1e-9, times["step_s"])
     found = {**outcome_metrics(trees), **count_metrics(report), **report.metrics, **times}
+    found.update(dropped_metrics(stale))
     found.update({f"trees_dropped_{reason}": count for reason, count in dropped.items()})
     found["trees_per_s"] = len(trees) / step_s
     found["tokens_per_s"] = report.counts.tokens_generated / step_s

@@ -38,11 +38,11 @@ class Clock:
     """The weights about to be updated."""
     max_lag: int
     """K."""
-    resumed_from: int = 0
-    """Step at which the current lineage resumed (`common.staleness.policy_lag`)."""
+    resumed: tuple[int, ...] = (0,)
+    """Step at which each lineage resumed, by its number (`common.staleness.policy_lag`)."""
 
     def lag(self, sampled: Version) -> int:
-        return policy_lag(self.current, sampled, self.resumed_from)
+        return policy_lag(self.current, sampled, self.resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,18 @@ class RowCounts:
     branches: int = 0
     """With an outcome."""
     tokens_generated: int = 0
-    """All action tokens: trained + stale + the rest."""
+    """All action tokens: trained + without contrast + stale + without credit."""
     tokens_trained: int = 0
-    """In the objective of at least one branch."""
+    """Trained by at least one branch that has a gradient: these went through a forward and backward pass."""
+    tokens_without_contrast: int = 0
+    """Young enough, but all branches that train them are paid exactly zero, and skipped."""
     tokens_stale: int = 0
     """Older than K: context without gradient."""
     tokens_without_credit: int = 0
     """Young enough, but no branch trains them (their continuation ended without an outcome)."""
     stale_branches: int = 0
-    """With nothing young enough left to train; they stay in every denominator."""
+    """With nothing young enough left to train; they stay in every denominator. Short by construction: the
+    longer a branch took, the likelier it is that newer weights sampled its end."""
     stale_branch_tokens: int = 0
     stale_branch_reward: float = 0.0
     """Sum of raw rewards of the stale branches."""
@@ -119,16 +122,18 @@ def build_rows(
     spans = [_span(node, clock) for node in tree.nodes]
     sharing = _branches_below(tree, credits)
     rows: list[Row] = []
-    trained_nodes: set[int] = set()
+    trained, uncontrasted = set[int](), set[int]()
     for credit in credits:
         shares = _shares(tree, credit, node_weight, sharing)
         row = _row(tree, credit, shares, spans, clock.max_lag)
-        trained_nodes.update(node.index for node, share in zip(credit.turns, shares, strict=True) if share)
+        nodes = trained if row.has_gradient() else uncontrasted
+        nodes.update(node.index for node, share in zip(credit.turns, shares, strict=True) if share)
         if row.trained.any():
             rows.append(row)
         else:
             _count_stale_branch(credit, counts)
-    _count_tokens(spans, trained_nodes, clock.max_lag, len(credits), counts)
+    counts.branches += len(credits)
+    _count_tokens(spans, trained, uncontrasted, clock.max_lag, counts)
     return rows
 
 
@@ -208,14 +213,16 @@ def _count_stale_branch(credit: BranchCredit, counts: RowCounts) -> None:
 
 
 def _count_tokens(
-    spans: Sequence[_Span], trained_nodes: set[int], max_lag: int, branches: int, counts: RowCounts
+    spans: Sequence[_Span], trained: set[int], uncontrasted: set[int], max_lag: int, counts: RowCounts
 ) -> None:
-    counts.branches += branches
+    """Each node's tokens, once; `trained` goes before `uncontrasted` where branches share a node."""
     for index, span in enumerate(spans):
         fresh = int((span.lags <= max_lag).sum())
         counts.tokens_generated += span.num_actions
         counts.tokens_stale += span.num_actions - fresh
-        if index in trained_nodes:
+        if index in trained:
             counts.tokens_trained += fresh
+        elif index in uncontrasted:
+            counts.tokens_without_contrast += fresh
         else:
             counts.tokens_without_credit += fresh

@@ -30,6 +30,7 @@ class Savings:
         every: steps between two of them; the last step is always saved.
         keep: newest ones kept.
         trained: trees in the weights already, from the checkpoint this run resumed from.
+        resumed: step at which each lineage up to the current one resumed.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Savings:
         keep: int,
         config_hash: str,
         trained: Iterable[int] = (),
+        resumed: Iterable[int] = (0,),
     ) -> None:
         self._folder, self._model, self._optimizer, self._tokenizer = folder, model, optimizer, tokenizer
         self._every, self._keep, self._config_hash = every, keep, config_hash
-        self._trained = set(trained)
+        self._trained, self._resumed = set(trained), list(resumed)
         self._unsaved: list[int] = []
         self._saved: Version | None = None
         self.failures = 0
@@ -73,6 +75,7 @@ class Savings:
             trained=to_ranges({*self._trained, *self._unsaved}),
             config_hash=self._config_hash,
             random=capture_random(),
+            resumed=self._resumed,
         )
         try:
             save_checkpoint(self._folder, state, self._model, self._optimizer, self._tokenizer, self._keep)

@@ -39,6 +39,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Trees inside the weights, as ascending ranges (first, last)."""
     config_hash: str
     random: RandomStates
+    resumed: Annotated[list[Count], Meta(max_length=MAX_RANGES)] = []
+    """Step at which each lineage up to this one resumed (`common.staleness.policy_lag`); empty in checkpoints
+    made before this was kept."""
 
     @property
     def version(self) -> Version:

@@ -6,12 +6,17 @@ The objective of a batch is a sum over its tokens, divided once by a constant, t
 
     L = 1/P · Σ_tokens  weight · w_behaviour · loss(log π_θ, log π_old, advantage)
 
-so that its gradient depends neither on how rows are cut into micro-batches, nor on how many branches, tokens
-or survivors there are. Tokens too old to train and branches without gradient stay in that denominator.
+so that its gradient does not depend on how rows are cut into micro-batches. Tokens too old to train and
+branches without gradient stay in that denominator. With `credit=granted` and `node_weight=granted` it does
+not depend on how many branches, tokens or survivors there are either: the weight and the baseline of a token
+were fixed before it was sampled. Elsewhere realised numbers enter by the weight: a tree's leaves under
+`credit=grpo` (1 / leaves), the branches through a token under `node_weight=once` (a mean over them) and
+`leaf_share` (a sum over them).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,8 +50,15 @@ class UpdateReport:
 
     counts: RowCounts
     metrics: dict[str, float]
-    applied: bool
-    """False when a gradient was not finite: the weights are as they were."""
+    minibatches: int
+    """Parts that the batch was cut into, over all epochs: each is one optimiser step, or skipped."""
+    minibatches_skipped: int
+    """Parts whose gradient was not finite: the weights moved by the other parts only, if there are any."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether every part was stepped on."""
+        return self.minibatches_skipped == 0
 
 
 def make_optimizer(model: PreTrainedModel, settings: OptimizerConfig) -> torch.optim.AdamW:
@@ -76,7 +88,9 @@ class Updater:
         *,
         temperature: float,
         deterministic: bool = False,
+        seed: int = 0,
     ) -> None:
+        self._seed = seed
         self._model = model.eval()  # no dropout: the distribution is the one the engine sampled from
         self._optimizer = optimizer
         self._settings = settings
@@ -101,21 +115,23 @@ class Updater:
         for group in self._optimizer.param_groups:
             group["lr"] = warmed_up_lr(self._settings.optimizer, clock.current.step)
         proximal = self._proximal(kept) if self._needs_proximal_pass() else None
-        log, losses, norms = TokenLog(), [], []
-        for number, chosen in enumerate(self._minibatches(kept, trees, clock.current.step)):
-            log.moved = number > 0
-            kept_log = log if number < self._settings.loss.minibatches else None
-            losses.append(self._accumulate(kept, chosen, proximal, clock.max_lag, kept_log))
+        log, losses, norms = TokenLog(), list[float](), list[float]()
+        for epoch, chosen in self._minibatches(kept, trees, clock.current.step):
+            log.moved = any(map(math.isfinite, norms))
+            losses.append(
+                self._accumulate(kept, chosen, proximal, clock.max_lag, log if epoch == 0 else None)
+            )
             norms.append(self._step())
         metrics = {
-            "loss": sum(losses) / len(losses),
-            "grad_norm": max(norms),
+            "loss": sum(losses) / max(1, len(losses)),
+            "grad_norm": largest(norms),
             "lr": self._optimizer.param_groups[0]["lr"],
             "rows_trained": len(kept),
             "rows_without_gradient": len(rows) - len(kept),
             **summarise(log, clock.max_lag),
         }
-        return UpdateReport(counts, metrics, applied=all(map(_is_finite, norms)))
+        skipped = sum(not math.isfinite(norm) for norm in norms)
+        return UpdateReport(counts, metrics, minibatches=len(norms), minibatches_skipped=skipped)
 
     def rows(self, trees: Iterable[Tree], clock: Clock, counts: RowCounts) -> list[Row]:
         """Rows of a batch in canonical order: by tree, then as the tree lists its continuations."""
@@ -131,16 +147,21 @@ class Updater:
         loss = self._settings.loss
         return self._weight.proximal and loss.epochs * loss.minibatches > 1
 
-    def _minibatches(self, kept: Sequence[Row], trees: Sequence[Tree], step: int) -> Iterable[list[int]]:
-        """Rows of each optimiser step: all of them, or those of a seeded part of the trees."""
+    def _minibatches(
+        self, kept: Sequence[Row], trees: Sequence[Tree], step: int
+    ) -> Iterable[tuple[int, list[int]]]:
+        """Epoch and rows of each optimiser step: all of them, or those of a seeded part of the trees.
+
+        A part without trees is none: a step on nothing would be momentum alone.
+        """
         loss = self._settings.loss
         for epoch in range(loss.epochs):
             order = sorted(tree.id for tree in trees)
             if loss.minibatches > 1:
-                random.Random(derive_seed("minibatches", step, epoch)).shuffle(order)
-            for part in range(loss.minibatches):
+                random.Random(derive_seed("minibatches", self._seed, step, epoch)).shuffle(order)
+            for part in range(min(loss.minibatches, len(order))):
                 chosen = set(order[part :: loss.minibatches])
-                yield [place for place, row in enumerate(kept) if row.tree in chosen]
+                yield epoch, [place for place, row in enumerate(kept) if row.tree in chosen]
 
     def _cut(self, rows: Sequence[Row], chosen: Sequence[int]) -> Iterable[TrainBatch]:
         lengths = [rows[place].length for place in chosen]
@@ -193,7 +214,7 @@ class Updater:
     def _step(self) -> float:
         """Clip, then step; returns the norm before clipping. Nothing is assigned when it is not finite.
 
-        A batch without any gradient still steps: its gradient is an honest zero, and momentum goes on.
+        Trees without any gradient still step: their gradient is an honest zero, and momentum goes on.
         """
         for parameter in self._model.parameters():
             if parameter.grad is None:
@@ -201,10 +222,11 @@ class Updater:
         norm = float(
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.optimizer.grad_clip)
         )
-        if _is_finite(norm):
+        if math.isfinite(norm):
             self._optimizer.step()
         return norm
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
+def largest(norms: Sequence[float]) -> float:
+    """The greatest norm, 0 of none; NaN if any is not finite (`max` hides a NaN that is not first)."""
+    return max(norms, default=0.0) if all(map(math.isfinite, norms)) else math.nan

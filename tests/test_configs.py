@@ -16,11 +16,16 @@ from common.config import (
     CREDITS,
     ENGINES,
     ENVIRONMENTS,
+    HELD_OUT,
     LOSSES,
     RULES,
+    SPLITS,
     Config,
 )
+from common.errors import ConfigError
+from common.nouns import TaskId
 from common.settings import NAMED_GROUPS, convert, overrides, settings, to_text
+from envs.registry import make_env
 
 GROUPS = cli.groups(run.CONFIGS)
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() for option in options]
@@ -68,6 +73,17 @@ def test_what_is_implemented_is_what_can_be_chosen() -> None:
                 node = getattr(node, part)
             assert node.name in valid and (option not in valid or node.name == option)
     assert set(run.RULE_SCHEMAS) == set(RULES)
+
+
+def test_the_splits_that_can_be_chosen_are_those_of_the_environment() -> None:
+    assert SPLITS.keys() == set(ENVIRONMENTS)
+    for name, splits in SPLITS.items():
+        world = make_env(name, {})
+        assert HELD_OUT in splits
+        for split in splits:
+            assert world.reset(TaskId(name, split, 0))
+        with pytest.raises(ConfigError, match=f"its splits are {', '.join(splits)}"):
+            world.reset(TaskId(name, "test", 0))
 
 
 def test_the_experiments_fit_every_rule_and_credit() -> None:

@@ -14,6 +14,8 @@ import run
 from common import cli
 from common.config import Config, Role
 from common.errors import PeerLost
+from common.journal import JournalWriter
+from common.rundir import RunDir
 
 ROOT = Path(run.__file__).resolve().parent
 
@@ -94,6 +96,17 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("security.mode=curve", ("security.mode must be none",)),
     ("deterministic=true", ("learner.max_policy_lag must be 0 when deterministic=true", "got 2")),
     ("allocator/rule=random allocator.budget.continuations=5", ("allocator.budget.continuations", "got 5")),
+    ("learner.steps=3 learner.steps=4", ("learner.steps is given twice", "steps=3", "steps=4", "leave one")),
+    ("role=actor role=learner", ("role is given twice", "role=actor", "role=learner")),
+    ("--role actor role=learner", ("role is given twice",)),
+    ("model=tiny seed=1 model=small", ("model is given twice, as model=tiny and as model=small",)),
+    ("eval.split=nosuch", ("eval.split must be one of train, eval", "'nosuch'")),
+    ("role=eval run=x eval.split=evil", ("eval.split must be one of", "did you mean 'eval'?")),
+    (
+        "tracking.uri=foo://bar",
+        ("tracking.uri must be a folder or a URI", "http, https, sqlite", "'foo://bar'"),
+    ),
+    ("model.path=no/such", ("model.path must be a folder with a saved model", "'no/such'", "no such folder")),
     ("role=learner", ("run must be a run directory for role=learner", "got ''")),
     ("role=audit run=nowhere", ("nowhere is not a run directory",)),
 ]
@@ -168,8 +181,21 @@ def test_values_are_read_as_their_settings_say() -> None:
     assert config.audit.actor_dirs == ["a", "b c"]
 
 
-def test_the_last_of_two_equal_settings_wins() -> None:
-    assert compose("seed=1", "seed=2").seed == 2
+def test_a_setting_may_be_repeated_with_the_same_value() -> None:
+    assert compose("seed=1", "model=tiny", "seed=1", "model=tiny").seed == 1
+
+
+def test_programs_that_lay_settings_over_others_keep_the_last() -> None:
+    words = ["learner.steps=20", "seed=1", "learner.steps=7", "experiment=smoke"]
+    assert cli.latest(words) == ["learner.steps=7", "seed=1", "experiment=smoke"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["", "./mlruns", "/a/b", "http://h:5000", "https://u:p@h", "sqlite:///x.db", "mysql+pymysql://h/db"],
+)
+def test_places_where_mlflow_can_record_are_taken(uri: str) -> None:
+    assert compose(f"tracking.uri={uri}").tracking.uri == uri
 
 
 def test_the_command_line_wins_over_the_experiment() -> None:
@@ -243,6 +269,55 @@ def test_a_damaged_recorded_config_is_one_sentence(
     assert run.main([f"run={tmp_path / 'r'}"]) == 2
     error = capsys.readouterr().err
     assert part in error and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize("role", ["local", "warmstart", "allocator", "eval", "audit", "actor"])
+@pytest.mark.parametrize("text, what", [(None, "is missing"), ("", "is empty"), ("# nothing\n", "is empty")])
+def test_a_run_whose_settings_are_gone_is_not_taken_for_one_with_the_defaults(
+    text: str | None, what: str, role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rundir = RunDir.create(tmp_path, "r")
+    if text is not None:
+        rundir.config_file.write_text(text)
+    assert run.main([f"run={rundir.path}", f"role={role}"]) == 4
+    error = capsys.readouterr().err
+    assert f"r/config.yaml {what}" in error and error.count("\n") == 1, error
+
+
+def test_a_warm_start_is_refused_before_it_touches_a_run_that_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    word = recorded(tmp_path / "made" / "r")
+    rundir = RunDir.create(tmp_path, "r")
+    (tmp_path / "made/r/config.yaml").rename(rundir.config_file)
+    with JournalWriter(rundir.allocator_journal) as journal:
+        journal.append("tree_opened", tree=0, task="t", wave=0)
+    before = sorted(rundir.path.rglob("*"))
+    for role in ("warmstart", "local", "allocator"):
+        assert run.main([word.replace("made/", ""), f"role={role}"]) == 4, role
+        assert "has been trained already" in capsys.readouterr().err
+        if role == "warmstart":
+            assert sorted(rundir.path.rglob("*")) == before
+
+
+def test_a_model_that_is_not_there_starts_nothing_and_leaves_nothing(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "half").mkdir()
+    (elsewhere / "half/config.json").write_text("{}")
+    assert run.main(["model.path=half", "experiment=smoke"]) == 2
+    error = capsys.readouterr().err
+    assert "model.path" in error and "lacks model.safetensors, tokenizer.json" in error
+    assert [path.name for path in elsewhere.iterdir()] == ["half"]
+
+
+def test_a_place_for_runs_that_is_a_file_is_named(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "taken").write_text("")
+    assert run.main(["runs_dir=taken"]) == 4
+    error = capsys.readouterr().err
+    assert "cannot make the directory of runs taken: File exists; name another with runs_dir=" in error
 
 
 # ------------------------------------------------------------------------------------ help and endings

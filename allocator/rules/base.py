@@ -43,7 +43,7 @@ class Pick:
     horizon: int = 0
     """Turns after which the path comes back to the rule; 0 = run to the end."""
     heir_of: int = NO_LEASE
-    """Number of the branch whose horizon this one continues."""
+    """Number of the branch whose horizon this one continues. All heirs of a branch come in one decision."""
 
 
 @dataclass(frozen=True, slots=True)

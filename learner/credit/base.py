@@ -25,7 +25,8 @@ class BranchCredit:
     advantages: tuple[float, ...]
     """Advantage of each turn, `[turns]`; all tokens of a turn share it."""
     weight: float
-    """What the branch is worth in its prompt; the update divides by nothing but the number of prompts."""
+    """What the branch is worth in its prompt; the update divides by nothing but the number of prompts. A
+    realised count is in it where the method says so: none under `granted`, the leaves under `grpo`."""
 
 
 Credit = Callable[[Tree, CreditConfig], list[BranchCredit]]

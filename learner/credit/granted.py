@@ -13,8 +13,9 @@ def granted(tree: Tree, settings: CreditConfig) -> list[BranchCredit]:
     R is the outcome of the branch's own continuation, b_t the prediction made from the past alone (fixed at
     grant for its first turn, the value of the previous node for later ones), and the weight was fixed when
     the continuation was granted. Nothing here depends on how many branches came to be, which keeps the
-    estimate unbiased under adaptive branching. See REINFORCE with a state-dependent baseline (Sutton & Barto
-    2018, §13.4).
+    estimate unbiased under adaptive branching, as long as `node_weight=granted` pays each token by its own
+    continuation only: `leaf_share` and `once` bring the realised number of branches back in. See REINFORCE
+    with a state-dependent baseline (Sutton & Barto 2018, §13.4).
     """
     del settings  # has no constants
     baselines = turn_baselines(tree)

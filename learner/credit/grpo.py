@@ -16,7 +16,8 @@ def grpo(tree: Tree, settings: CreditConfig) -> list[BranchCredit]:
     See "DeepSeekMath" (arXiv 2402.03300, §4.1); constants as in verl: Bessel-corrected std, ε = 1e-6. Where
     verl pays a singleton its raw reward, a group without contrast (one leaf, or all rewards equal) is paid
     exactly 0 here: nothing was compared. The realised number of leaves is in the weight and in the mean, so
-    under adaptive branching the estimate is biased, as published.
+    under adaptive branching the gradient depends on how many branches came to be and the estimate is biased,
+    as published.
     """
     leaves = list(tree.leaves())
     scores = z_scores([leaf.outcome.reward for leaf in leaves if leaf.outcome is not None], settings.epsilon)

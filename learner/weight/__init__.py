@@ -5,6 +5,9 @@
 | `none`      | behaviour                       | 1                                                  |
 | `tis`       | proximal (start of the batch)   | min(π_prox / π_behaviour, cap): truncated          |
 | `decoupled` | proximal (start of the batch)   | π_prox / π_behaviour, and 0 where above cap: masked |
+
+The cap is 2 for `tis` (verl) and 5 for `decoupled` (AReaL) in configs/learner/weight: to mask at 2 would take
+the gradient of tokens that truncation keeps.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightCon
 
     See "Batch size-invariance for policy optimization" (arXiv 2110.00641, §3) for the objective
     w · min(r A, clip(r) A) with r = π_θ / π_prox, and AReaL (arXiv 2505.24298, §5.2) for its use against
-    staleness: level token, action mask, metric ratio; its examples cap at 5. Masked tokens stay in every
-    denominator, since those are constants here.
+    staleness: level token, action mask, metric ratio. Its examples mask above 5, and so does
+    configs/learner/weight/decoupled.yaml; `tis`, which only truncates, cuts at 2. Masked tokens stay in
+    every denominator, since those are constants here.
     """
     proximal, behaviour = replace_masked(proximal.detach(), mask), replace_masked(behaviour, mask)
     full = ratio(proximal, behaviour)

@@ -11,7 +11,7 @@ from learner.weight.base import BehaviourWeight, TokenWeight
 
 
 def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightConfig) -> TokenWeight:
-    """w = min(π_prox / π_behaviour, C), detached, one a token; C = 2 is verl's and slime's default.
+    """w = min(π_prox / π_behaviour, C), detached, one a token; C = 2 in tis.yaml, as in verl and slime.
 
     As in verl's rollout correction (`rollout_is=token`): the log-ratio is clamped to ± 20 before exp, π_prox
     is recomputed by the trainer under the weights at the start of the batch (verl's `old_log_prob`), the

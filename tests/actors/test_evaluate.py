@@ -17,8 +17,8 @@ from actors.evaluate import (
     wilson,
 )
 from common.config import Config, EnvConfig, EvalConfig, ModelConfig, TrackingConfig
-from common.errors import StorageError
-from common.nouns import TaskId
+from common.errors import EngineError, StorageError
+from common.nouns import TaskId, Version
 from common.rundir import RunDir
 from common.tokenizer import WordTokenizer
 from envs.lake_map import Lake
@@ -186,6 +186,52 @@ def test_a_folder_without_a_model_is_named_with_what_it_lacks(tmp_path: Path) ->
     (folder / "model.safetensors").unlink()
     with pytest.raises(StorageError, match=r"lacks model\.safetensors"):
         run_eval(config_of(eval=EvalConfig(checkpoint=str(folder))), run)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_named_checkpoint_must_have_the_bytes_that_its_manifest_says(tmp_path: Path, name: str) -> None:
+    run = RunDir.create(tmp_path, "r")
+    folder = put_checkpoint(run, 12)
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    with pytest.raises(StorageError, match=r"step-00000012 is damaged: its files are not .*manifest\.json"):
+        run_eval(config_of(eval=EvalConfig(checkpoint=str(folder))), run)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_that_is_no_model_is_a_fault_of_its_folder_and_not_a_bug(tmp_path: Path, name: str) -> None:
+    folder = put_model(tmp_path / "odd")
+    (folder / name).write_bytes(b"\x93 no such thing")
+    with pytest.raises(StorageError, match=r"the model in \S+odd cannot be evaluated: ") as error:
+        run_eval(config_of(eval=EvalConfig(checkpoint=str(folder))), RunDir.create(tmp_path, "r"))
+    assert error.value.exit_code == 4
+
+
+def test_a_model_of_another_size_than_its_weights_is_a_fault_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Picky(FakeEngine):
+        async def load_weights(self, version: Version, directory: Path) -> None:
+            raise EngineError("tensor lm_head.weight has shape [8, 4]; expected [16, 4]")
+
+    engine = Picky(trained_by_hand)
+    monkeypatch.setattr("actors.evaluate.build_engine", lambda config, folder, greedy: engine)
+    folder = put_model(tmp_path / "other")
+    with pytest.raises(StorageError, match=r"other cannot be evaluated: tensor lm_head\.weight"):
+        run_eval(config_of(eval=EvalConfig(checkpoint=str(folder))), RunDir.create(tmp_path, "r"))
+    assert engine.dead, "it is closed all the same"
+
+
+def test_success_on_tasks_of_training_is_not_called_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir.create(tmp_path, "r")
+    put_checkpoint(run, 1)
+    monkeypatch.setattr(
+        "actors.evaluate.build_engine", lambda config, folder, greedy: FakeEngine(trained_by_hand)
+    )
+    assert run_eval(config_of(eval=EvalConfig(tasks=2, split="train")), run) == 0
+    assert capsys.readouterr().out.startswith("success on the split train sampled 1.00")
 
 
 def test_the_tasks_of_an_evaluation_are_not_those_of_training() -> None:

@@ -372,3 +372,32 @@ def test_a_retry_counts_the_turns_of_all_its_attempts(tmp_path: Path) -> None:
         assert [record["turns"] for record in ended] == [2]
 
     asyncio.run(scenario())
+
+
+def test_time_is_spent_on_work_or_waiting_for_leases_or_for_weights(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        shop = held_shop(tmp_path)
+        loop = asyncio.get_running_loop()
+
+        async def spent(pause_s: float = 0.02) -> dict[str, float]:
+            """Seconds by state during a pause."""
+            before = shop.foreman.spending.totals(loop.time())
+            await asyncio.sleep(pause_s)
+            after = shop.foreman.spending.totals(loop.time())
+            return {
+                state: s - before.get(state, 0.0) for state, s in after.items() if s > before.get(state, 0.0)
+            }
+
+        assert set(await spent()) == {"leases"}, "nothing was granted"
+        shop.grant(lease(0, min_version=Version(0, 1)))
+        assert set(await spent()) == {"weights"}, "it may not start under the weights held"
+        shop.grant(lease(1))
+        await until(lambda: bool(shop.engine.requests))
+        assert set(await spent()) == {"work"}
+        assert shop.engine.hold is not None
+        shop.engine.hold.set()
+        await shop.quiet()
+        assert set(await spent()) == {"weights"}
+        assert sum(shop.foreman.spending.totals(loop.time()).values()) > 0.08
+
+    asyncio.run(scenario())

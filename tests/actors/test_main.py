@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,43 @@ def test_wrong_bytes_never_reach_the_engine(tmp_path: Path, monkeypatch: pytest.
             assert content == b"m" * 5000 and len(ring.engine.loaded) == 1 and not wrong
 
     run(scenario)
+
+
+def test_heartbeats_go_on_while_the_engine_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        ring = Ring(tmp_path, monkeypatch)
+        built, seen = threading.Event(), list[int]()
+
+        def slowly(config: Config, path: Path) -> FakeEngine:
+            seen.append(len(ring.allocator.heartbeats))
+            assert built.wait(10)
+            return ring.engine
+
+        monkeypatch.setattr("actors.main.build_engine", slowly)
+        async with ring:
+            await until(lambda: bool(seen), what="the engine to be asked for")
+            try:
+                await until(lambda: len(ring.allocator.heartbeats) >= seen[0] + 3, what="heartbeats")
+            finally:
+                built.set()
+            await ring.grant(0)
+            await ring.finished(0)
+
+    run(scenario)
+
+
+def test_what_takes_seconds_to_import_is_there_before_anybody_is_greeted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = list[str]()
+
+    async def ring(*args: object) -> int:
+        order.append("greet")
+        return 0
+
+    monkeypatch.setattr("actors.main.engine_class", lambda config: order.append("import"))
+    monkeypatch.setattr("actors.main._run", ring)
+    assert run_actor(quick(tmp_path)) == 0 and order == ["import", "greet"]
 
 
 def test_a_revoke_reaches_a_running_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

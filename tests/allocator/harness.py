@@ -46,8 +46,8 @@ def win(reward: float = 1.0) -> Outcome:
     return Outcome(reward, reward, RewardSource.ENVIRONMENT, Ending.TERMINATED)
 
 
-def turn(lease: Lease, offset: int, last: bool = False, tokens: int = 1) -> Turn:
-    """A turn whose action is drawn from the lease's seed and the offset."""
+def turn(lease: Lease, offset: int, last: bool = False, tokens: int = 1, reward: float | None = None) -> Turn:
+    """A turn whose action is drawn from the lease's seed and the offset; unless told, the last one pays 1."""
     seed = turn_seed(lease.seed, offset)
     return Turn(
         action=b"".join((seed >> (8 * i) & 0xFF).to_bytes(4, "little") for i in range(tokens)),
@@ -57,6 +57,7 @@ def turn(lease: Lease, offset: int, last: bool = False, tokens: int = 1) -> Turn
         action_text=f"a{seed & 0xFF}",
         seed=seed,
         status=TurnStatus.TERMINATED if last else TurnStatus.OPEN,
+        reward=float(last) if reward is None else reward,
         snapshot=None if last else b"s%d" % (seed & 0xFF),
     )
 
@@ -134,14 +135,17 @@ class Rig:
     def start(self, peer: str, lease: Lease) -> Handled:
         return self.say(peer, Starting(lease.id, Version(0, 0)))
 
-    def expand(self, peer: str, lease: Lease, offset: int, last: bool = False) -> Handled:
-        return self.say(peer, Expanded(lease.id, offset, turn(lease, offset, last)))
+    def expand(
+        self, peer: str, lease: Lease, offset: int, last: bool = False, reward: float | None = None
+    ) -> Handled:
+        return self.say(peer, Expanded(lease.id, offset, turn(lease, offset, last, reward=reward)))
 
     def finish(self, peer: str, lease: Lease, turns: int = 2, reward: float = 1.0) -> None:
-        """Run a lease from where it stands to its end."""
+        """Run a lease from where it stands to its end; its last turn pays."""
         self.start(peer, lease)
         for offset in range(lease.offset, turns):
-            self.expand(peer, lease, offset, offset == turns - 1)
+            last = offset == turns - 1
+            self.expand(peer, lease, offset, last, reward * last)
         self.say(peer, Finished(lease.id, turns, win(reward)))
 
     def work(self, peer: str, turns: int = 2) -> int:

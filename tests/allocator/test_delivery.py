@@ -126,6 +126,6 @@ def test_every_interleaving_of_two_continuations_gives_the_same_tree() -> None:
 def script(lease: Lease, won: bool) -> list[Message]:
     return [
         Starting(lease.id, Version(0, 0)),
-        Expanded(lease.id, 0, turn(lease, 0, last=True)),
+        Expanded(lease.id, 0, turn(lease, 0, last=True, reward=float(won))),
         Finished(lease.id, 1, win(float(won))),
     ]

@@ -153,9 +153,11 @@ class FakeActor(Client):
 
     def play(self, lease: Lease, turns: int = 2) -> None:
         self.say(Starting(lease.id, Version(0, 0)))
+        reward = float(lease.seed & 1)
         for offset in range(lease.offset, turns):
-            self.say(Expanded(lease.id, offset, turn(lease, offset, offset == turns - 1)))
-        self.say(Finished(lease.id, turns, win(float(lease.seed & 1))))
+            last = offset == turns - 1
+            self.say(Expanded(lease.id, offset, turn(lease, offset, last, reward=reward * last)))
+        self.say(Finished(lease.id, turns, win(reward)))
 
 
 class FakeLearner(Client):
@@ -294,7 +296,9 @@ def test_a_whole_run_ends_with_everything_committed_and_the_actors_dismissed(ser
     assert len(learner.trained) == 6 == len(set(learner.trained))
     assert served.core.audit() == [] and served.core.stats()["trees/committed"] == 6
     end = served.records()[-1]
-    assert end.kind == "end" and end.fields == {"in_flight_trees": [], "in_flight_leases": []}
+    assert end.kind == "end" and end.fields == {
+        "in_flight_trees": [], "in_flight_leases": [], "on_the_wire_trees": [],
+    }  # fmt: skip
 
 
 def test_the_replay_of_the_journal_decides_as_the_allocator_did(tmp_path: Path) -> None:
@@ -510,6 +514,25 @@ def test_when_the_run_ends_held_leases_are_revoked_and_waited_for(served: Served
     assert ends == ["run_ended"] * len(leases)
     end = served.records()[-1].fields
     assert end["in_flight_leases"] == [] and inspect.tree in end["in_flight_trees"]
+
+
+def test_trees_that_no_learner_has_written_down_are_listed_at_the_end(served: Served) -> None:
+    learner, actor = served.learner(), served.actor()
+    learner.join()
+    actor.hello(served.config)
+    until = time.monotonic() + WAIT_S
+    while len(learner.inbox) < 3:
+        assert time.monotonic() < until, served.core.stats()
+        learner.confirm = not any(isinstance(message, TreeReady) for message in learner.inbox)
+        learner.hear(0.01)
+        actor.step()
+    first, *others = [message.tree.id for message in learner.inbox if isinstance(message, TreeReady)]
+    learner.say(Bye(0, "done"))
+    assert served.ended() == 0
+    records = served.records()
+    delivered = {record.fields["tree"] for record in records if record.kind == "tree_delivered"}
+    assert records[-1].fields["on_the_wire_trees"] == sorted(delivered - {first})
+    assert others and first in records[-1].fields["in_flight_trees"]
 
 
 def test_a_learner_that_does_not_come_ends_the_run_in_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from allocator.rules.base import COMPLETE, WAIT, Decision, EventKind, Pick, Rule
 from allocator.tree import GrowingTree
 from common.config import BUDGETS, RULES, BudgetConfig, RandomRuleConfig, RuleConfig
 from common.errors import ConfigError
-from common.messages import Finished, HorizonReached, TreeReady
+from common.messages import Failed, Finished, HorizonReached, TreeReady
 from common.nouns import NO_LEASE, ROOT, Ending, RewardSource
 from tests.allocator.harness import LEARNER, Rig, small, win
 
@@ -151,6 +151,69 @@ def test_the_return_at_a_horizon_is_that_of_the_heirs_and_a_stopped_path_is_no_t
     ]  # fmt: skip
 
 
+class Scripted(Rule):
+    """Two paths for one turn each, then one decision after the other from a list."""
+
+    name = "scripted"
+    reads = frozenset({EventKind.OUTCOME})
+
+    def __init__(self, *decisions: Decision) -> None:
+        self.decisions = list(decisions)
+
+    def decide(self, view: TreeView) -> Decision:
+        if not view.branches:
+            return Decision(picks=(Pick(ROOT, horizon=1), Pick(ROOT, horizon=1)))
+        if not (view.branches[0].ended and view.branches[1].ended):
+            return WAIT
+        return self.decisions.pop(0) if self.decisions else WAIT
+
+
+def at_the_horizon(rule: Rule) -> Rig:
+    """Both paths wait at their horizons, the second for the last word of its actor."""
+    rig = Rig(small(batch_trees=1, steps=1, max_score_staleness=9), rule, continuations=2)
+    rig.learner()
+    actor = rig.actor(slots=8)
+    rig.inspect(actor)
+    first, second = rig.leases(actor)
+    for lease in (first, second):
+        rig.start(actor, lease)
+        rig.expand(actor, lease, 0)
+    rig.say(actor, HorizonReached(first.id, 1))
+    rig.check_law = False  # what follows is a rule's bug
+    rig.say(actor, HorizonReached(second.id, 1))
+    return rig
+
+
+HEIRS = Decision(picks=(Pick(1, heir_of=0), Pick(1, heir_of=0)))
+
+
+@pytest.mark.parametrize(
+    "decisions, words",
+    [
+        ((HEIRS, HEIRS), r"gives heirs to lease 0 of tree 0, which has the heirs \[2, 3\] already"),
+        ((HEIRS, Decision(stops=(Stop(0, 0.0),))), r"stops lease 0 of tree 0, which has the heirs \[2, 3\]"),
+        ((Decision(HEIRS.picks, (Stop(0, 0.0),)),), "gives heirs to lease 0 of tree 0, which is stopped"),
+        ((HEIRS, Decision((Pick(1, heir_of=2),))), "gives heirs to lease 2 of tree 0, which is outstanding"),
+    ],
+)  # fmt: skip
+def test_a_path_that_waits_at_its_horizon_is_answered_once(
+    decisions: tuple[Decision, ...], words: str
+) -> None:
+    """A second set of heirs would weigh its parent twice."""
+    with pytest.raises(RuntimeError, match=f"rule 'scripted' {words}"):
+        at_the_horizon(Scripted(*decisions))
+
+
+def test_a_stop_is_an_outcome_to_the_clock() -> None:
+    """Whoever decided before it did not see it; the decision that stops has."""
+    heirs, stop = Decision((Pick(1, heir_of=0),)), Stop(1, 0.25)
+    for decisions, age in (((heirs, Decision(stops=(stop,))), 1), ((Decision(heirs.picks, (stop,)),), 0)):
+        forest = at_the_horizon(Scripted(*decisions)).core.state.forest
+        tree = forest.trees[0]
+        assert tree.branches[1].ended == "stopped"
+        assert (forest.clock(tree), forest.age(tree.branches[2])) == (1, age)
+
+
 def test_a_rule_that_waits_for_nothing_is_noticed_at_once() -> None:
     class Sleeper(Rule):
         name = "sleeper"
@@ -183,6 +246,25 @@ def test_one_target_per_continuation_at_its_anchor_and_below_never_above() -> No
     assert len(targets) == sum(1 + len(b.nodes) - 1 for b in tree.branches.values())
     assert by_owner[0, 1.0] == len(heads)
     assert by_owner[0, 0.0] == sum(b.anchor == ROOT for b in others)
+
+
+def test_a_continuation_that_says_nothing_is_censored_in_a_tree_that_is_dropped_too() -> None:
+    rig = Rig(small(batch_trees=1, steps=1), continuations=3)
+    rig.learner()
+    actor = rig.actor()
+    rig.inspect(actor)
+    for lease in rig.leases(actor):
+        rig.start(actor, lease)
+        rig.say(actor, Failed(lease.id, "broken", False))
+    assert rig.stat("trees/dropped/no_outcome") == 1 and rig.stat("predictor/censored") == 3
+    rig.inspect(actor)
+    for number, lease in enumerate(rig.leases(actor)):
+        rig.start(actor, lease)
+        if number:
+            rig.say(actor, Failed(lease.id, "broken", False))
+        else:
+            rig.finish(actor, lease)
+    assert rig.stat("predictor/censored") == 5 and rig.stat("predictor/targets") == 2
 
 
 def test_predictions_enter_between_waves_in_any_order_of_completion() -> None:

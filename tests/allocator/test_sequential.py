@@ -188,7 +188,8 @@ class Crowd:
             self.held[key].remove(lease)
         else:
             for _ in range(1 + (self.rng.random() < self.faults)):
-                rig.expand(key, lease, state, state == length(lease.seed) - 1)
+                last = state == length(lease.seed) - 1
+                rig.expand(key, lease, state, last, reward(lease.seed) * last)
             self.progress[lease.id] = state + 1
 
 

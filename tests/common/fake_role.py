@@ -15,6 +15,7 @@ ROLE = sys.argv[1]
 WORDS = dict(word.split("=", 1) for word in sys.argv[2:])
 HABITS = json.loads(os.environ.get("TREEWARD_FAKE", "{}"))
 HABIT = HABITS.get(ROLE, "")
+WARNING = "MLflow failed, metrics wait in the spool: no answer"
 
 
 def put(path: Path, value: object) -> None:
@@ -93,6 +94,12 @@ def main() -> None:
         case "actor":
             actor()
         case "tracker":
+            for name in HABIT if isinstance(HABIT, list) else ():
+                put(run / "tracking" / name, {})
+            if HABIT == "warn":
+                put(run / "logs" / "tracker.log", {"level": "warning", "message": WARNING})
+                with (run / "logs" / "tracker.log").open("a") as file:
+                    file.write("\n")
             if HABIT != "never comes":
                 listen(run)
             until(lambda: False)

@@ -69,9 +69,9 @@ def test_a_whole_run_ends_with_the_success_before_and_after(
     assert re.fullmatch(
         rf"held-out success 0\.41 -> 0\.78 \(200 maps\) in 0m\d\ds, run runs/{run.name}", lines[-1]
     )
-    assert (
-        lines[-2].startswith("greedy success 0.55 [0.50, 0.60] -> 0.84 [0.79, 0.89]")
-        and "make mlflow" in lines[-2]
+    assert lines[-2] == (
+        "greedy success 0.55 [0.50, 0.60] -> 0.84 [0.79, 0.89]; "
+        "metrics were not recorded (tracking.enabled=false)"
     )
     assert lines[-3] == "audit: trees=1 leases=0 lost=0 duplicated=0 unexplained=0"
     assert re.fullmatch(r"warm start 0m\d\ds, training 0m\d\ds, evaluation 0m\d\ds", lines[-4])
@@ -167,6 +167,50 @@ def test_everyone_is_told_where_the_tracker_listens(config: Config, habits: Call
     assert tracker != f"cluster.tracker={Config().cluster.tracker}"
 
 
+@pytest.mark.parametrize(
+    "files, uri, said",
+    [
+        (["mlflow.json"], "", "everything measured is shown by: make mlflow"),
+        (["mlflow.json"], "http://u:secret@h:1", "everything measured is in http://h:1"),
+        (["spool.jsonl"], "http://u:secret@h:1", "not all metrics have reached http://h:1 (see runs/"),
+        (["mlflow.json", "spool.jsonl"], "", "not all metrics have reached sqlite:///runs/mlflow.db"),
+        ([], "http://h:1", "metrics were not all recorded in http://h:1: see runs/"),
+    ],
+)
+def test_the_last_lines_say_whether_the_metrics_arrived_where_they_should(
+    files: list[str],
+    uri: str,
+    said: str,
+    config: Config,
+    habits: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    habits(tracker=files)
+    config.tracking.enabled, config.tracking.uri = True, uri
+    assert run_local(config, fake_command) == 0
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert said in line and "secret" not in line
+    assert ("make mlflow" in line) == ("make mlflow" in said)
+    assert ("python run.py role=tracker run=runs/" in line) == ("spool.jsonl" in files)
+
+
+def test_a_warning_of_the_tracker_is_shown_while_the_run_goes_on(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    habits(tracker="warn")
+    config.tracking.enabled = True
+    assert run_local(config, fake_command) == 0
+    assert "tracker: MLflow failed, metrics wait in the spool" in capsys.readouterr().out
+
+
+def test_success_on_another_split_is_not_called_held_out(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.eval.split = "train"
+    assert run_local(config, fake_command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("success on the split train 0.41 -> 0.78 (200")
+
+
 def test_a_run_with_a_warm_start_is_not_warmed_up_again(config: Config, habits: Callable[..., None]) -> None:
     rundir = RunDir.create(Path("runs"), "mine")
     rundir.write_json_atomic(rundir.warmstart_model / "config.json", {})
@@ -178,6 +222,9 @@ def test_a_run_with_a_warm_start_is_not_warmed_up_again(config: Config, habits: 
 def test_a_run_that_was_trained_or_is_in_use_is_refused(config: Config, habits: Callable[..., None]) -> None:
     assert run_local(config, fake_command) == 0
     config.run = str(only_run())
+    warm = role_command("warmstart", [f"run={config.run}"])
+    refused = subprocess.run(warm, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 4 and "has been trained already" in refused.stderr
     with pytest.raises(StorageError, match="has been trained already"):
         run_local(config, fake_command)
     rundir = RunDir.create(Path("runs"), "other")

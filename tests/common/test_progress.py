@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.progress import Progress, Tail, duration
+from common.progress import Progress, Tail, duration, success_on
 
 
 def add(path: Path, *entries: object, end: str = "\n") -> None:
@@ -57,6 +57,11 @@ def test_a_roles_newest_warning_is_passed_on_once_and_cannot_steer_the_terminal(
     )
     assert progress.update() == ["allocator: waiting \\x1b[2J for 20 s"]
     assert progress.update() == []
+
+
+def test_only_the_held_out_split_is_called_held_out() -> None:
+    assert success_on("eval") == "held-out success"
+    assert success_on("train") == "success on the split train"
 
 
 def test_times_are_written_in_minutes_and_seconds() -> None:

@@ -57,6 +57,13 @@ def test_an_existing_run_is_not_created_again(run: RunDir) -> None:
         RunDir.create(run.path.parent, "one")
 
 
+def test_a_directory_of_runs_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for runs_dir in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match=rf"{runs_dir}: (File exists|Not a directory); .* runs_dir="):
+            RunDir.create(runs_dir)
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "a b", "x" * 200, "a\nb", "n\0"])
 def test_a_name_that_could_leave_its_folder_is_refused_everywhere(run: RunDir, name: str) -> None:
     with pytest.raises(StorageError, match="letters, digits"):

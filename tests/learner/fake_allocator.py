@@ -47,7 +47,9 @@ class FakeAllocator:
         endpoint: str = "tcp://127.0.0.1:0",
         deliver_twice: bool = False,
         refuse: Bye | None = None,
+        run: str = RUN,
     ) -> None:
+        self._run_id = run
         self._make, self._ahead, self._total = make, ahead, total
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
         self._twice, self._refuse = deliver_twice, refuse
@@ -160,7 +162,7 @@ class FakeAllocator:
             self.version = hello.version
         self._send(
             Welcome(
-                run=RUN, config_hash="c", tokenizer_hash=hello.tokenizer_hash,
+                run=self._run_id, config_hash="c", tokenizer_hash=hello.tokenizer_hash,
                 weights_endpoint=hello.weights_endpoint, hints_endpoint=hello.hints_endpoint,
                 version=hello.version, heartbeat_s=self._heartbeat_s, dead_after_s=self._dead_after_s,
                 seed=0, deterministic=False,
@@ -187,5 +189,5 @@ class FakeAllocator:
             yield self._make(len(self.times_delivered), self.version)
 
     def _send(self, message: Any, msg_id: bytes | None = None) -> None:
-        frames = encode(message, run=RUN, sender="allocator/1", msg_id=msg_id)
+        frames = encode(message, run=self._run_id, sender="allocator/1", msg_id=msg_id)
         self.router.send_multipart([self._route, *frames])

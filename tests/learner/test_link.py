@@ -10,7 +10,7 @@ from common.errors import PeerLost
 from common.messages import PROTOCOL_VERSION, Bye, Capabilities, Credit, Heartbeat, Hello
 from common.nouns import Version
 from learner.link import AllocatorLink, Delivered, Dismissed, Welcomed
-from tests.learner.fake_allocator import FakeAllocator
+from tests.learner.fake_allocator import RUN, FakeAllocator
 from tests.learner.helpers import V0, forked_tree
 
 
@@ -33,7 +33,7 @@ class Open:
         settings = dict(heartbeat_s=0.1, dead_after_s=0.5, connect_timeout_s=10.0)
         self.link = AllocatorLink(
             ClusterConfig(allocator=endpoint, **{**settings, **cluster}),
-            SecurityConfig(), "learner/1", hello, self.events.put,
+            SecurityConfig(), "learner/1", hello, self.events.put, RUN,
         )  # fmt: skip
 
     def __enter__(self):

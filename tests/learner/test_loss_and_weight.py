@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import run
+from common import cli
 from common.config_learner import LossConfig, WeightConfig
 from learner.loss import LOSSES
 from learner.weight import WEIGHTS
@@ -111,6 +113,15 @@ def test_decoupled_is_the_same_ratio_and_zero_above_the_cap(pairs):
     found = weigh("decoupled", proximal, behaviour, cap)
     np.testing.assert_allclose(found.weight.numpy(), expected, rtol=1e-4)
     assert found.limited.tolist() == [ratio > cap for ratio in ratios]
+
+
+@pytest.mark.parametrize("name, cap, worth", [("tis", 2.0, [2.0, 2.0]), ("decoupled", 5.0, [3.0, 0.0])])
+def test_the_caps_offered_are_those_of_the_papers_truncation_at_2_and_masking_at_5(name, cap, worth):
+    config = run.compose(cli.parse([f"learner/weight={name}"], cli.groups(run.CONFIGS)))
+    assert (config.learner.weight.name, config.learner.weight.cap) == (name, cap)
+    ratios = [math.log(3.0), math.log(6.0)]
+    found = weigh(name, ratios, [0.0, 0.0], config.learner.weight.cap).weight
+    assert found.tolist() == pytest.approx(worth)
 
 
 def test_decoupled_has_no_lower_bound():

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import ClusterConfig, Config, EngineConfig, TrackingConfig
-from common.config_learner import CreditConfig, OptimizerConfig
-from common.errors import PeerLost, StorageError
+from common.config import ClusterConfig, Config, EngineConfig, TrackingConfig, config_hash
+from common.config_learner import CreditConfig, LossConfig, OptimizerConfig
+from common.errors import PeerLost, ProtocolError, StorageError
 from common.journal import read_journal
 from common.messages import Bye, Committed, Consumed, Credit
 from common.nouns import Tree, Version
 from common.rundir import RunDir
 from learner import main as module
-from learner.checkpoint import list_checkpoints, newest_checkpoint
+from learner.checkpoint import list_checkpoints, newest_checkpoint, save_checkpoint
 from learner.main import run_learner
 from learner.policy import build_model, load_model, model_files
-from learner.state import from_ranges
+from learner.state import RunState, capture_random, from_ranges
+from learner.update import make_optimizer
 from learner.warmstart import save_model
 from tests.learner.fake_allocator import FakeAllocator
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER, flat_tree, learner_config
@@ -59,9 +60,14 @@ def config(allocator: str, **learner) -> Config:
 
 def run(settings: Config, rundir: RunDir, **allocator):
     """One run to its end: (exit code, the allocator with what it was told)."""
-    with FakeAllocator(make, **{"ahead": 2 * BATCH, **allocator}) as fake:
+    with FakeAllocator(make, **{"ahead": 2 * BATCH, "run": rundir.id, **allocator}) as fake:
         settings.cluster.allocator = fake.endpoint
         return run_learner(settings, rundir), fake
+
+
+def test_a_learner_of_another_run_leaves_the_allocator_alone(rundir):
+    with pytest.raises(ProtocolError, match="serves run 'elsewhere', this learner belongs to 'run'"):
+        run(config(NOWHERE, steps=1), rundir, run="elsewhere")
 
 
 def weights(path: Path) -> list[torch.Tensor]:
@@ -105,9 +111,38 @@ def test_the_journal_accounts_for_trees_and_tokens(rundir):
     )
     for record in consumed:
         tokens = sum(received[tree] for tree in record["trees"])
-        assert record["tokens_trained"] + record["tokens_context"] == tokens
+        parts = record["tokens_trained"], record["tokens_no_contrast"], record["tokens_context"]
+        assert sum(parts) == tokens
     assert [record["step"] for record in records(rundir, "committed")] == [0, 2, 3]
     assert records(rundir, "start")[0]["step"] == 0
+
+
+def test_tokens_of_trees_without_contrast_are_on_record_as_such_and_not_as_trained(rundir):
+    def make_some_uniform(tree_id: int, version: Version) -> Tree:
+        rewards = [1.0] * 4 if tree_id % 2 else [1.0, 0.0, 0.0, 1.0]
+        return flat_tree(tree_id, np.random.default_rng(tree_id), version=version, rewards=rewards)
+
+    with FakeAllocator(make_some_uniform, ahead=2 * BATCH) as allocator:
+        settings = config(allocator.endpoint, steps=2, credit=CreditConfig(name="grpo"))
+        assert run_learner(settings, rundir) == 0
+    received = {record["tree"]: record["tokens"] for record in records(rundir, "received")}
+    for record in records(rundir, "consumed"):
+        uniform = sum(received[tree] for tree in record["trees"] if tree % 2)
+        mixed = sum(received[tree] for tree in record["trees"] if tree % 2 == 0)
+        assert (record["tokens_no_contrast"], record["tokens_trained"]) == (uniform, mixed)
+
+
+def test_a_gradient_that_is_not_finite_in_one_part_of_a_batch_is_told_as_that(rundir, capfd):
+    def make_one_absurd(tree_id: int, version: Version) -> Tree:
+        rewards = [3e38 if tree_id == 0 else 1.0, 0.0, 0.0, 1.0]
+        return flat_tree(tree_id, np.random.default_rng(tree_id), version=version, rewards=rewards)
+
+    with FakeAllocator(make_one_absurd, ahead=BATCH) as allocator:
+        settings = config(allocator.endpoint, steps=1, loss=LossConfig(minibatches=2))
+        assert run_learner(settings, rundir) == 0
+    said = "step 1: the gradient of 1 of 2 parts of the batch is not finite; the weights moved by the other"
+    assert said in capfd.readouterr().err
+    assert not same(newest_checkpoint(rundir.checkpoints).path, rundir.warmstart_model)
 
 
 def test_credit_is_the_capacity_and_grows_with_what_was_trained(rundir):
@@ -149,8 +184,12 @@ def test_two_runs_of_the_same_trees_end_in_the_same_weights(rundir, tmp_path):
     assert same(newest_checkpoint(rundir.checkpoints).path, newest_checkpoint(again.checkpoints).path)
 
 
-def test_stale_trees_are_dropped_with_their_reason_and_the_run_goes_on(rundir):
+def test_stale_trees_are_dropped_with_their_reason_and_what_they_were_like_and_the_run_goes_on(
+    rundir, monkeypatch
+):
     old = Version(lineage=0, step=0)
+    metrics: list[dict[str, float]] = []
+    monkeypatch.setattr(module.MetricsClient, "log", lambda self, step, /, **values: metrics.append(values))
 
     def make_some_stale(tree_id: int, version: Version) -> Tree:
         return make(tree_id, old if tree_id % 3 == 0 else version)
@@ -160,6 +199,13 @@ def test_stale_trees_are_dropped_with_their_reason_and_the_run_goes_on(rundir):
     assert code == 0
     assert set(allocator.dropped.values()) == {"stale"}
     assert not set(allocator.dropped) & set(allocator.consumed)
+    for record in records(rundir, "dropped"):
+        whole = make(record["tree"], old)
+        assert (record["branches"], record["turns"]) == (4, (len(whole.nodes) - 1) / 4)
+        assert record["success"] == 0.5
+    told = [values for values in metrics if "dropped_tree_success" in values]
+    assert told and {values["dropped_tree_success"] for values in told} == {0.5}
+    assert sum(values["dropped_tree_branches"] for values in told) <= 4 * len(allocator.dropped)
 
 
 @contextmanager
@@ -198,6 +244,7 @@ def test_a_stop_saves_what_was_trained_without_ending_the_run_and_a_restart_goes
     monkeypatch.undo()
     with FakeAllocator(make, ahead=3 * BATCH) as allocator:
         assert run_learner(config(allocator.endpoint, steps=4), rundir) == 0
+    assert newest_checkpoint(rundir.checkpoints).state.resumed == [0, 2]
     # The second start is a new lineage, and trees inside the checkpoint are committed, never trained again.
     assert allocator.hellos[0].version == Version(lineage=1, step=2)
     told = allocator.of(Consumed)
@@ -205,6 +252,27 @@ def test_a_stop_saves_what_was_trained_without_ending_the_run_and_a_restart_goes
     again = {tree for message in told for tree in message.trees}
     assert not again & before
     assert before <= {tree for message in allocator.of(Committed) for tree in message.trees}
+
+
+def test_trees_of_a_lineage_abandoned_two_starts_ago_are_dropped(rundir):
+    # Lineage 0 ran beyond 5, where lineage 1 resumed; this is the third start, at 8.
+    settings = config(NOWHERE, steps=9, max_policy_lag=4)
+    model = build_model(SMALL_MODEL, TOKENIZER, seed=1)
+    state = RunState(
+        lineage=1, step=8, trained=[], config_hash=config_hash(settings), random=capture_random(),
+        resumed=[0, 5],
+    )  # fmt: skip
+    optimizer = make_optimizer(model, settings.learner.optimizer)
+    save_checkpoint(rundir.checkpoints, state, model, optimizer, TOKENIZER, keep=2)
+
+    def make_some_abandoned(tree_id: int, version: Version) -> Tree:
+        return make(tree_id, Version(0, 7) if tree_id == 0 else Version(0, 5))
+
+    with FakeAllocator(make_some_abandoned, ahead=2 * BATCH) as allocator:
+        settings.cluster.allocator = allocator.endpoint
+        assert run_learner(settings, rundir) == 0
+    assert allocator.dropped == {0: "stale"}
+    assert set(allocator.consumed) == {1, 2}
 
 
 def test_the_allocators_goodbye_ends_the_learner_with_its_code_after_a_checkpoint(rundir):

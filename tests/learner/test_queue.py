@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from common.nouns import Tree, Version
 from learner.queue import MALFORMED, NO_OUTCOME, OVER_CREDIT, STALE, TreeQueue, has_fresh_token
 from learner.rows import Clock
-from tests.learner.helpers import continuation, make_tree, node, turn
+from tests.learner.helpers import continuation, forked_tree, make_tree, node, turn
 
 VOCAB = 24
 
@@ -54,6 +54,21 @@ def test_a_tree_that_grows_stale_while_it_waits_is_dropped_when_a_batch_is_asked
     batch, drops = q.take(clock(2))
     assert [t.id for t in batch] == [1]
     assert [(drop.tree, drop.reason, drop.tokens) for drop in drops] == [(0, STALE, 1)]
+    assert q.stale_since() == drops and q.stale_since() == []
+
+
+def test_a_dropped_tree_takes_length_and_success_of_its_branches_along():
+    drop = queue().offer(forked_tree(4), clock(2))
+    assert (drop.reason, drop.tokens) == (STALE, 5)
+    # Two branches share node 1: of 2 turns and 3 tokens with reward 1, of 2 turns and 4 tokens with reward 0.
+    assert (drop.branches, drop.branch_turns, drop.branch_tokens, drop.branch_reward) == (2, 4, 7, 1.0)
+    assert (drop.mean_turns, drop.success) == (2.0, 0.5)
+
+
+def test_only_stale_trees_are_told_apart_since_others_were_no_choice_of_the_gate():
+    q = queue()
+    q.offer(tree(0, 0, reward=None), clock(0))
+    assert q.stale_since() == [] and q.dropped == {NO_OUTCOME: 1}
 
 
 def test_one_young_token_keeps_a_tree():
@@ -71,7 +86,7 @@ def test_a_young_token_of_a_continuation_without_outcome_keeps_nothing():
 
 
 def test_versions_of_an_abandoned_lineage_are_stale_at_any_k():
-    now = Clock(Version(lineage=1, step=4), max_lag=99, resumed_from=3)
+    now = Clock(Version(lineage=1, step=4), max_lag=99, resumed=(0, 3))
     assert not has_fresh_token(tree(0, 4), now)
     assert has_fresh_token(tree(0, 3), now)
 

@@ -9,10 +9,12 @@ from common.config_learner import OptimizerConfig
 from common.errors import StorageError
 from common.nouns import Version
 from learner import savings as savings_module
+from learner.checkpoint import newest_checkpoint
 from learner.controls import shuffle_rewards
 from learner.diagnostics import effective_sample_size
 from learner.policy import build_model
-from learner.report import PROGRESS, Stopwatch, log_step, outcome_metrics, step_metrics
+from learner.queue import Drop
+from learner.report import PROGRESS, Stopwatch, dropped_metrics, log_step, outcome_metrics, step_metrics
 from learner.rows import Clock
 from learner.savings import MAX_FAILURES, Savings
 from learner.update import Updater, make_optimizer
@@ -77,6 +79,20 @@ def test_success_is_over_continuations_and_mixed_is_over_prompts_by_raw_reward()
     assert outcome_metrics([])["success"] == 0.0
 
 
+def test_what_stale_trees_were_like_is_the_mean_over_their_branches_and_nothing_where_there_were_none():
+    drops = [
+        Drop(0, "stale", 12, branches=3, branch_turns=3, branch_tokens=9, branch_reward=3.0),
+        Drop(1, "stale", 5, branches=1, branch_turns=5, branch_tokens=11, branch_reward=0.0),
+    ]
+    assert dropped_metrics(drops) == {
+        "dropped_tree_branches": 4,
+        "dropped_tree_success": 0.75,
+        "dropped_tree_turns": 2.0,
+        "dropped_tree_tokens": 5.0,
+    }
+    assert dropped_metrics([]) == {}
+
+
 def test_the_effective_sample_size_is_1_for_equal_weights_and_1_over_n_for_one_that_carries_all():
     import torch
 
@@ -97,7 +113,7 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     for name in (
         "success", "mixed", "loss", "grad_norm", "clip_fraction", "ratio_ess", "ratio_q50", "lag_share_0",
         "entropy", "logprob_gap", "tokens_trained", "tokens_generated", "tokens_stale", "wait_trees_s",
-        "trees_dropped_stale", "step_s",
+        "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped",
     ):  # fmt: skip
         assert name in metrics, name
     with caplog.at_level(logging.INFO, logger="treeward.learner"):
@@ -108,6 +124,12 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
 
 
 # -------------------------------------------------------------------------------------------------- savings
+
+
+def test_a_checkpoint_knows_where_every_lineage_resumed(tmp_path):
+    savings = make_savings(tmp_path, resumed=(0, 5))
+    savings.save(Version(lineage=1, step=6))
+    assert newest_checkpoint(tmp_path).state.resumed == [0, 5]
 
 
 def make_savings(folder, **more) -> Savings:

@@ -109,7 +109,7 @@ def test_a_branch_with_nothing_young_enough_is_dropped_but_its_length_and_succes
 
 
 def test_versions_of_an_abandoned_lineage_are_infinitely_stale():
-    clock = Clock(Version(lineage=1, step=6), max_lag=8, resumed_from=5)
+    clock = Clock(Version(lineage=1, step=6), max_lag=8, resumed=(0, 5))
     abandoned, shared = Version(lineage=0, step=6), Version(lineage=0, step=5)
     tree = make_tree(
         [node(1, 0, 0, 0, turn((6, 7), versions=[(abandoned, 1), (shared, 1)]))], [continuation(0, [1], 1.0)]
@@ -135,8 +135,35 @@ def test_every_generated_token_is_trained_stale_or_without_credit(weight):
     )
     _, counts = rows_of(tree, weight, Clock(new, max_lag=0))
     assert counts.tokens_generated == 5
-    assert counts.tokens_trained + counts.tokens_stale + counts.tokens_without_credit == 5
+    parts = counts.tokens_trained, counts.tokens_without_contrast, counts.tokens_stale
+    assert sum(parts) + counts.tokens_without_credit == 5
     assert counts.tokens_stale == 1
+
+
+def test_tokens_that_are_paid_exactly_zero_are_not_counted_as_trained():
+    leaves = [node(number + 1, 0, number, 0, turn((6, 7))) for number in range(2)]
+    uniform = make_tree(leaves, [continuation(number, [number + 1], 1.0) for number in range(2)])
+    rows, counts = rows_of(uniform, credit="grpo")
+    assert not any(row.has_gradient() for row in rows)
+    assert (counts.tokens_trained, counts.tokens_without_contrast, counts.tokens_generated) == (0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "weight, trained, without_contrast",
+    [(NodeWeight.LEAF_SHARE, 4, 1), (NodeWeight.ONCE, 4, 1), (NodeWeight.GRANTED, 2, 3)],
+)
+def test_a_shared_token_is_trained_if_one_of_its_branches_has_a_gradient(weight, trained, without_contrast):
+    # The owner (nodes 1 and 2) is paid what was predicted, the fork (node 3) is not.
+    tree = make_tree(
+        [
+            node(1, 0, 0, 0, turn((6, 7)), value=1.0),
+            node(2, 1, 0, 1, turn((8,)), depth=2),
+            node(3, 1, 1, 0, turn((9, 10)), depth=2),
+        ],
+        [continuation(0, [1, 2], 1.0, baseline=1.0), continuation(1, [3], 0.0, anchor=1, baseline=0.5)],
+    )
+    _, counts = rows_of(tree, weight)
+    assert (counts.tokens_trained, counts.tokens_without_contrast) == (trained, without_contrast)
 
 
 def test_a_demonstration_inside_a_tree_is_context():

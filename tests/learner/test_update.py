@@ -156,6 +156,8 @@ def test_rows_without_gradient_are_skipped_before_the_forward_pass_and_change_no
     alone_model, alone = updater(settings)
     alone.update(trees[:1], CLOCK)
     assert up.padded_tokens == alone.padded_tokens
+    assert report.counts.tokens_trained == trees[0].num_action_tokens()
+    assert report.counts.tokens_without_contrast == trees[1].num_action_tokens()
     for mine, other in zip(model.parameters(), alone_model.parameters(), strict=True):
         assert torch.equal(mine, other)
 
@@ -215,7 +217,8 @@ def test_minibatches_are_parts_of_the_trees_and_together_all_of_them():
     settings = learner_config(loss=LossConfig(minibatches=3))
     _, up = updater(settings)
     rows = up.rows(batch(), CLOCK, RowCounts())
-    parts = list(up._minibatches(rows, batch(), step=0))
+    epochs, parts = zip(*up._minibatches(rows, batch(), step=0), strict=True)
+    assert set(epochs) == {0}
     assert sorted(place for part in parts for place in part) == list(range(len(rows)))
     trees = [{rows[place].tree for place in part} for part in parts]
     assert sum(map(len, trees)) == len(set.union(*trees)) == 4
@@ -229,8 +232,42 @@ def test_a_gradient_that_is_not_finite_is_never_applied():
     before[0] = next(model.parameters()).clone()
     report = up.update(batch(), CLOCK)
     assert not report.applied
+    assert (report.minibatches, report.minibatches_skipped) == (1, 1)
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(torch.nan_to_num(old, 9.0), torch.nan_to_num(new, 9.0))
+
+
+@pytest.mark.parametrize("spoilt", range(4))
+def test_a_gradient_that_is_not_finite_in_one_part_is_counted_and_the_other_parts_are_applied(spoilt):
+    model, up = updater(learner_config(loss=LossConfig(minibatches=4)))
+    before = [parameter.clone() for parameter in model.parameters()]
+    rows = up.rows(batch(), CLOCK, RowCounts())
+    for row in rows:
+        if row.tree == spoilt:
+            row.advantages[row.trained] = math.nan
+    up.rows = lambda trees, clock, counts: rows
+    report = up.update(batch(), CLOCK)
+    assert (report.minibatches, report.minibatches_skipped, report.applied) == (4, 1, False)
+    assert math.isnan(report.metrics["grad_norm"]), "wherever among the norms it was"
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert not all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_a_part_without_trees_is_no_step_on_momentum_alone():
+    settings = learner_config(loss=LossConfig(epochs=2, minibatches=3))
+    model, up = updater(settings)
+    report = up.update(batch(count=2), CLOCK)
+    assert (report.minibatches, report.minibatches_skipped) == (4, 0)
+    state = up._optimizer.state[next(model.parameters())]
+    assert int(state["step"]) == 4  # two parts in each of two epochs
+
+
+def test_a_batch_of_no_trees_changes_nothing():
+    model, up = updater(learner_config())
+    before = [parameter.clone() for parameter in model.parameters()]
+    report = up.update([], CLOCK)
+    assert (report.minibatches, report.metrics["grad_norm"], report.metrics["loss"]) == (0, 0.0, 0.0)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
 
 
 def test_diagnostics_describe_ratios_lag_and_mismatch():

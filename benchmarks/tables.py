@@ -1,0 +1,196 @@
+"""The tables of `docs/benchmarks.md`, made from the results files: nobody types a measured number.
+
+    python -m benchmarks.tables
+
+Each table stands between `<!-- name -->` and `<!-- /name -->`; the text around them is written by hand. A
+test compares the page with what the results files generate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import RESULTS, ROOT, read_results, shown
+from common.errors import StorageError
+from common.rundir import write_bytes_atomic
+
+DOCS = ROOT / "docs" / "benchmarks.md"
+Results = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A markdown table; numbers as everywhere."""
+    lines = [list(head), ["---"] * len(head), *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return shown(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def provenance(found: Results) -> str:
+    """One line under each table: how, where and when it was measured."""
+    machine, git = found["machine"], found["git"]
+    start, end = found["load_average"]["start"][0], found["load_average"]["end"][0]
+    return (
+        f"`{found['command']}`, {found['date'][:10]}, commit {git['commit'][:12]}"
+        f"{' with changes' if git['dirty'] else ''}, {machine['cores']} cores of {machine['cpu']}, "
+        f"{machine['memory_gib']} GiB, Python {machine['python']}, torch {machine['torch']}; load average "
+        f"{start:.1f} before, {end:.1f} after; {found['seconds'] / 60:.1f} minutes."
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the ring
+
+
+def ring(found: Results) -> str:
+    """Headline of each run, then the waits."""
+    names = list(found["headline"])
+    rows = [[run["run"], *(run[name] for name in names)] for run in found["runs"]]
+    rows.append(["**mean of repeats**", *found["headline"].values()])
+    if found["noise"]:
+        rows.append(["noise", *(f"{100 * found['noise'][name]:.1f} %" for name in names)])
+    parts = [table(["run", *names], rows), ring_waits(found["runs"][0])]
+    if found["sensitivity"]:
+        before, after = (shown(found["sensitivity"][key]) for key in ("actor_wait", "actor_wait_synchronous"))
+        parts.insert(
+            1, f"Without slack (`learner.max_policy_lag=0`) `actor_wait` goes from {before} to {after}."
+        )
+    return "\n\n".join(parts)
+
+
+def ring_waits(run: Results) -> str:
+    """Shares of wall time in the first run."""
+    roles = {**run["actors"], "learner": run["learner"], "allocator": run["allocator"]}
+    rows = [
+        [role, share, f"{100 * value:.1f} %"]
+        for role, shares in roles.items()
+        for share, value in _sorted(shares)
+    ]
+    wire = [[path, shown(value / run["tokens"]["trained"])] for path, value in _paths(run["wire"])]
+    shares = table(["process", "share of wall time", f"in {run['run']}"], rows)
+    return shares + "\n\n" + table(["path", "bytes per trained token"], wire)
+
+
+def _sorted(shares: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(shares.items(), key=lambda item: -item[1])
+
+
+def _paths(wire: dict[str, float]) -> list[tuple[str, float]]:
+    return _sorted({path: value for path, value in wire.items() if path != "unmatched_share"})
+
+
+# ------------------------------------------------------------------------------------------ the controls
+
+
+def controls(found: Results) -> str:
+    """One row for each seed and arm."""
+    head = ["seed", "arm", "sampled before", "after", "gain", "greedy before", "after", "gain", "minutes"]
+    rows = []
+    for run in found["runs"]:
+        sampled, greedy = run["sampled"], run["greedy"]
+        rows.append(
+            [
+                str(run["seed"]),
+                run["arm"],
+                interval(sampled["before"]),
+                interval(sampled["after"]),
+                interval(sampled["gain"]),
+                interval(greedy["before"]),
+                interval(greedy["after"]),
+                interval(greedy["gain"]),
+                f"{run['training_s'] / 60:.1f}",
+            ]
+        )
+    checks = table(
+        ["asked", "measured", "holds"],
+        [
+            [check["asked"], check["measured"], "yes" if check["holds"] else "**no**"]
+            for check in found["checks"]
+        ],
+    )
+    return table(head, rows) + "\n\n" + checks
+
+
+def interval(value: dict[str, float]) -> str:
+    """`0.312 [0.284, 0.341]`."""
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+# --------------------------------------------------------------------------------------------- the fleet
+
+
+def fleet(found: Results) -> str:
+    """One row a run."""
+    rows = [
+        [run["rule"], run["actors"], run["events"], run["seconds"], run["events_per_s"]]
+        for run in found["runs"]
+    ]
+    return table(["rule", "actors", "events", "seconds", "events/s"], rows)
+
+
+# --------------------------------------------------------------------------------------------- the drift
+
+
+def drift(found: Results) -> str:
+    """One row a pair of runs: success over all updates, distances after the last."""
+    rows = [
+        [run["pair"], sum(run["success"]) / len(run["success"]), run["weights"][-1], run["apart"][-1]]
+        for run in found["runs"]
+    ]
+    return table(["runs", "difference of success", "weights", "apart"], rows)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "ring": ring,
+    "controls": controls,
+    "fleet": fleet,
+    "drift": drift,
+}
+"""Results file -> its tables."""
+
+
+# ----------------------------------------------------------------------------------------------- the page
+
+
+def render(text: str, folder: Path = RESULTS) -> str:
+    """`text` with every table between its markers made anew.
+
+    Raises:
+        StorageError: a marker is missing, or a results file cannot be read.
+    """
+    for name, make in TABLES.items():
+        found = read_results(name, folder)
+        module = "allocator_fleet" if name == "fleet" else name
+        body = (
+            f"{make(found)}\n\n{provenance(found)}"
+            if found
+            else f"Not measured yet: `python -m benchmarks.{module}`."
+        )
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)",
+            lambda match, body=body: f"{match[1]}{body}{match[2]}",  # type: ignore[misc]
+            text,
+            flags=re.DOTALL,
+        )
+        if count != 1:
+            raise StorageError(f"the page must hold the table {name!r} once, between markers, got {count}")
+    return text
+
+
+def update(docs: Path = DOCS, folder: Path = RESULTS) -> None:
+    """Write the page's tables. Raises `StorageError`."""
+    write_bytes_atomic(docs, render(docs.read_text(encoding="utf-8"), folder).encode())
+
+
+def update_if_committed(folder: Path) -> None:
+    """After a benchmark: results beside the committed ones go into the page, others do not."""
+    if folder.absolute() == RESULTS:
+        update()
+
+
+if __name__ == "__main__":
+    update()
