@@ -1,7 +1,7 @@
 # One command per thing a person does here. Each makes its own virtual environment when there is none.
 #
 #   make train ARGS='learner.steps=20'    overrides are passed on to run.py
-#   make test  ARGS='-k staleness -n 2'         and options to pytest
+#   make test  ARGS='-k staleness -n 0'         and options to pytest
 #   make test  PYTHON=python3.12 VENV=../tw   another interpreter, another environment
 
 VENV ?= .venv
@@ -26,11 +26,12 @@ help: ## show this list
 train: $(STAMP) ## train a small agent on this machine (ARGS='key=value …' changes the config)
 	@$(RUN) run.py $(ARGS)
 
+# Two workers: more would only crowd a small machine, and each imports torch.
 test: $(STAMP) ## run the fast tests
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n 2 $(ARGS)
 
 test-slow: $(STAMP) ## run the slow tests: whole runs of real processes
-	@$(RUN) -m pytest -m slow $(ARGS)
+	@$(RUN) -m pytest -m slow -n 2 $(ARGS)
 
 lint: $(STAMP) ## check style, formatting and types
 	@$(RUN) -m ruff check .

@@ -333,6 +333,8 @@ class Actor:
         if self._foreman.tools is not None:
             self._foreman.tools.worlds.close()
         if self._metrics is not None:
+            version = self._foreman.version
+            self._metrics.log(version.step if version else 0, **self._gauges())
             self._metrics.close()
         self._write_usage()
         self._ledger.close(in_order=self._in_order)

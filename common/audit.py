@@ -33,6 +33,8 @@ class AuditReport:
     leases: int
     findings: list[Finding]
     rows: list[tuple[str, str]] = field(default_factory=list)
+    given_up: int = 0
+    """Continuations that ended without an outcome after their last attempt failed."""
 
     @property
     def ok(self) -> bool:
@@ -80,7 +82,9 @@ def audit_run(rundir: RunDir, extra_actor_dirs: Iterable[Path] = ()) -> AuditRep
 def audit_books(books: Books) -> AuditReport:
     """Hold every law over the journals."""
     findings = [finding for law in LAWS for finding in law(books)]
-    return AuditReport(len(books.allocator.opened), len(books.allocator.issued), findings, list(_rows(books)))
+    book = books.allocator
+    given_up = sum(end.kind == "dropped" for ends in book.ended.values() for end in ends)
+    return AuditReport(len(book.opened), len(book.issued), findings, list(_rows(books)), given_up)
 
 
 def run_audit(config: Config, rundir: RunDir) -> int:

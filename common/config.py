@@ -61,7 +61,7 @@ class ClusterConfig:
     """Actors that role=local starts."""
     heartbeat_s: float = 1.0
     dead_after_s: float = 10.0
-    connect_timeout_s: float = 60.0
+    connect_timeout_s: float = 120.0
     """How long a role waits for its peers before it gives up with exit 6."""
     max_restarts: int = 5
     """Times role=local restarts one actor before it stops the run."""

@@ -26,7 +26,8 @@ from typing import Any
 from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
-from common.errors import PeerLost, StorageError
+from common.errors import PeerLost, StorageError, TreewardError
+from common.metrics import MetricsClient
 from common.opening import open_run, record, refuse_trained, shown
 from common.progress import Progress, Tail, duration, success_on
 from common.rundir import RunDir
@@ -69,7 +70,7 @@ def run_local(config: Config, command: Command = role_command) -> int:
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
         try:
             with supervisor:
-                return LocalRun(config, rundir, supervisor, command).run()
+                return LocalRun(config, rundir, supervisor, command).run_to_end()
         except Interrupted as interrupted:
             say(f"stopped by {interrupted}: all processes have ended, run {shown(rundir.path)}")
             return 128 + interrupted.signal_number
@@ -95,6 +96,23 @@ class LocalRun:
     """Endpoint of the tracker; empty = none."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each part."""
+
+    def run_to_end(self) -> int:
+        """`run`, with word to the tracker when it does not get to its end."""
+        try:
+            return self.run()
+        except Interrupted as interrupted:
+            self.tell_tracker(128 + interrupted.signal_number, f"stopped by {interrupted}")
+            raise
+        except TreewardError as error:
+            self.tell_tracker(error.exit_code, str(error))
+            raise
+
+    def tell_tracker(self, code: int, reason: str) -> None:
+        """MLflow must not show a run as finished that was not."""
+        if self.tracker:
+            with MetricsClient(self.tracker, "local", "local", run=self.rundir.id) as metrics:
+                metrics.goodbye(code, reason[:2000])
 
     def run(self) -> int:
         """The stages, in order."""
@@ -214,7 +232,8 @@ class LocalRun:
                 say(progress.line(time.monotonic() - began, alive, len(self.actors)))
 
         self.supervisor.wait(lambda: self.supervisor.is_done("learner"), every_tick=show)
-        progress.update()
+        for warning in progress.update():
+            say(warning)
         say(f"{progress.line(time.monotonic() - began, 0, 0).rpartition('  ')[0]}  trained")
 
     def drain(self) -> None:
@@ -240,6 +259,8 @@ class LocalRun:
         for line in audit.lines() if not audit.ok else ():
             say(line)
         say(", ".join(f"{part} {duration(seconds)}" for part, seconds in self.times.items()))
+        if audit.given_up:
+            say(f"{audit.given_up} continuations were given up after failed attempts: see logs/allocator.log")
         say(audit.last_line())
         greedy = f"{interval(before['greedy'])} -> {interval(after['greedy'])}"
         say(f"greedy success {greedy}; {self.where_measured()}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import zmq
@@ -17,7 +18,7 @@ import zmq
 from common.codec import encode, new_sender
 from common.config import SecurityConfig
 from common.errors import TreewardError
-from common.messages import MAX_BATCH, Metrics
+from common.messages import MAX_BATCH, Bye, Message, Metrics
 from common.sockets import SocketFactory
 
 LOG = logging.getLogger("treeward.metrics")
@@ -79,15 +80,22 @@ class MetricsClient:
         return numbers
 
     def _send(self, step: int, values: dict[str, float]) -> None:
+        self._put(lambda: Metrics(role=self._role, peer=self._peer, step=max(0, int(step)), values=values))
+
+    def _put(self, make: Callable[[], Message]) -> None:
         if self._socket is None:
             self.dropped += 1
             return
         try:
-            message = Metrics(role=self._role, peer=self._peer, step=max(0, int(step)), values=values)
-            frames = encode(message, run=self._run, sender=self._sender)
+            frames = encode(make(), run=self._run, sender=self._sender)
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except (TreewardError, zmq.ZMQError, TypeError, ValueError, OverflowError):
             self.dropped += 1
+
+    def goodbye(self, code: int, reason: str) -> None:
+        """Tell the tracker that the run ends, and how. Never blocks and never raises."""
+        with self._lock:
+            self._put(lambda: Bye(code, reason))
 
     def close(self) -> None:
         """Wait at most `CLOSE_MS` for the tracker to take what is queued, then let go. Never raises."""

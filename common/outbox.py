@@ -5,9 +5,10 @@
           due └──┘◀──── reset ─────┘
 
 A `send` that succeeds says only that the bytes are in local memory. So each message is sent once by the
-caller when it is added, again every `resend_s` until the receiver says `Received`, and is kept until it says
-`Durable`. A reconnect or a new incarnation of the receiver calls `reset`: what is not durable goes again, in
-the order in which it was added. Receivers are idempotent, so repeats do no harm.
+caller when it is added, again every `resend_s` until the receiver says `Received`, now and then until it
+says `Durable` (that word too may be lost), and is kept until then. A reconnect or a new incarnation of the
+receiver calls `reset`: what is not durable goes again, in the order in which it was added. Receivers are
+idempotent, so repeats do no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from dataclasses import dataclass
 class _Kept:
     frames: list[bytes]
     due_at: float
-    """When it goes again; infinite once it was received."""
+    """When it goes again."""
+    received: bool = False
+    """Since it was last sent."""
+
+
+UNHURRIED = 5
+"""Resend intervals by which a received message waits longer: its `Durable` comes with the next sync."""
 
 
 class Outbox:
@@ -36,10 +43,12 @@ class Outbox:
         self._kept.setdefault(msg_id, _Kept(list(frames), now + self._resend_s))
 
     def received(self, ids: Iterable[bytes]) -> None:
-        """The receiver holds these in memory: stop resending, keep the copy."""
+        """The receiver holds these in memory: keep them, and ask again only if no `Durable` comes."""
         for msg_id in ids:
-            if msg_id in self._kept:
-                self._kept[msg_id].due_at = math.inf
+            kept = self._kept.get(msg_id)
+            if kept is not None and not kept.received:
+                kept.received = True
+                kept.due_at += UNHURRIED * self._resend_s
 
     def durable(self, ids: Iterable[bytes]) -> None:
         """The receiver has written these down: forget them. Unknown ids are ignored."""
@@ -50,7 +59,7 @@ class Outbox:
         """Messages to send again now, in the order they were added; each is next due `resend_s` later."""
         found = [kept for kept in self._kept.values() if kept.due_at <= now]
         for kept in found:
-            kept.due_at = now + self._resend_s
+            kept.due_at, kept.received = now + self._resend_s, False
         return [kept.frames for kept in found]
 
     def next_due(self) -> float:
@@ -60,7 +69,7 @@ class Outbox:
     def reset(self, now: float) -> None:
         """The receiver may have lost its memory: everything not durable is due at once."""
         for kept in self._kept.values():
-            kept.due_at = now
+            kept.due_at, kept.received = now, False
 
     def __len__(self) -> int:
         return len(self._kept)

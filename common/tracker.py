@@ -57,6 +57,8 @@ MAX_READ = 1_000
 """Messages read before the batches are looked after again."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 DRAIN_S = 20.0
+KILLED_BY = 128
+"""Exit codes from here on say that a signal ended the run."""
 QUIET_S = 0.3
 """After the order to stop: the last metrics of roles that stop too arrive within this, each."""
 
@@ -256,14 +258,24 @@ class Stop:
     """Set by SIGTERM, SIGINT or `Bye`; a second signal skips the drain."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.code = 0
+        self.signals = 0
+        self.bye: Bye | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.signals > 0 or self.bye is not None
+
+    @property
+    def status(self) -> str:
+        """MLflow's word for how the run ended."""
+        code = self.bye.code if self.bye is not None else 0
+        return "FINISHED" if code == 0 else "KILLED" if code >= KILLED_BY else "FAILED"
 
     def on_signal(self, *_: object) -> None:
-        self.asked += 1
+        self.signals += 1
 
     def on_bye(self, bye: Bye) -> None:
-        self.asked, self.code = max(1, self.asked), bye.code
+        self.bye = bye
 
 
 def run_tracker(config: Config, rundir: RunDir) -> int:
@@ -291,14 +303,14 @@ def run_tracker(config: Config, rundir: RunDir) -> int:
         deadline = time.monotonic() + DRAIN_S
         while _clock(stop) < deadline and _read(pull, tracker, stop, QUIET_S):
             tracker.tick(time.monotonic(), _wall_ms())
-        tracker.finish("FAILED" if stop.code else "FINISHED", lambda: _clock(stop))
+        tracker.finish(stop.status, lambda: _clock(stop))
     context.destroy(linger=0)
     return 0
 
 
 def _clock(stop: Stop) -> float:
     """Monotonic time, and the end of time once a second signal came."""
-    return time.monotonic() if stop.asked < 2 else math.inf
+    return time.monotonic() if stop.signals < 2 else math.inf
 
 
 def _wall_ms() -> int:

@@ -200,9 +200,9 @@ def clean_params(params: dict[str, str]) -> dict[str, str]:
 
 
 def flat_params(config: Config) -> dict[str, str]:
-    """Every setting under its dotted name, as text."""
+    """Every setting of the run under its dotted name, as text; `role` is the tracker's own and left out."""
     found: dict[str, str] = {}
-    _flatten("", to_plain(config), found)
+    _flatten("", {key: value for key, value in to_plain(config).items() if key != "role"}, found)
     return found
 
 

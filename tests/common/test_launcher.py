@@ -19,6 +19,7 @@ import common.supervisor
 from common.config import Config
 from common.errors import StorageError
 from common.launcher import role_command, run_local
+from common.metrics import MetricsClient
 from common.rundir import RunDir
 from common.supervisor import RoleLost
 
@@ -123,6 +124,24 @@ def test_a_learner_that_crashes_stops_everything_with_its_sentence_and_code(
         run_local(config, fake_command)
     assert raised.value.exit_code == 4
     assert not psutil.Process().children()
+
+
+def test_the_tracker_is_told_that_a_run_has_failed(
+    config: Config, habits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, str]] = []
+
+    class Recorder(MetricsClient):
+        def goodbye(self, code: int, reason: str) -> None:
+            told.append((code, reason))
+
+    monkeypatch.setattr(common.launcher, "MetricsClient", Recorder)
+    config.tracking.enabled = True
+    habits(learner="crash")
+    with pytest.raises(RoleLost):
+        run_local(config, fake_command)
+    [(code, reason)] = told
+    assert code == 4 and "the disk is full" in reason
 
 
 def test_a_role_that_does_not_leave_is_ended(

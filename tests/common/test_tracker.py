@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import ProtocolError
-from common.messages import Metrics
+from common.messages import Bye, Metrics
 from common.spool import Spool
-from common.tracker import BUSY_S, INTERVAL_S, MAX_PENDING, Tracker
+from common.tracker import BUSY_S, INTERVAL_S, MAX_PENDING, Stop, Tracker
 from common.tracking import Row
 
 
@@ -247,3 +247,13 @@ def test_finishing_while_mlflow_hangs_ends_in_time_and_keeps_the_rows_it_may_not
     bench.tracker.finish("FINISHED", lambda: float(next(clock)))
     assert bench.spooled() == 2
     bench.sink.go.set()
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "FINISHED"), (6, "FAILED"), (130, "KILLED")])
+def test_how_the_run_ended_is_what_mlflow_is_told(code: int, status: str) -> None:
+    stop = Stop()
+    assert not stop.asked
+    stop.on_bye(Bye(code, "why"))
+    stop.on_signal()
+    assert stop.asked and stop.status == status
+    assert stop.signals == 1, "a goodbye and then one signal is no wish to skip the drain"

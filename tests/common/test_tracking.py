@@ -231,7 +231,7 @@ def test_params_are_every_setting_under_its_dotted_name() -> None:
     )
     params = flat_params(config)
     assert params["cluster.actors"] == "3"
-    assert params["role"] == "local"
+    assert "role" not in params, "the tracker's own role says nothing about the run"
     assert params["deterministic"] == "false"
     assert params["audit.actor_dirs"] == "[]"
     assert len(params["model.path"]) == 5000
