@@ -161,7 +161,7 @@ def help_text(configs: Path) -> str:
         "  run=runs/<id>             takes the settings recorded in that run, with the command line on top.",
         f"\n{EXAMPLES}",
         "Exit codes: 0 done, 1 audit found something, 2 configuration, 3 security, 4 storage, 5 protocol,",
-        "6 a role was lost for good, 130 interrupted.",
+        "6 a role was lost for good, 70 a bug or a broken engine, 128 + n ended by signal n (130: Ctrl-C).",
     ]
     return "\n".join(parts)
 
