@@ -286,7 +286,8 @@ class AllocatorLoop:
                 self._send(send, now)
         self.lines.confirm_received()
         for key in self.core.take_departed():
-            LOG.info("%s is gone; its work goes on elsewhere", key, extra=fields("departed", peer=key))
+            fate = "has left" if self.core.ending else "is gone; its work goes on elsewhere"
+            LOG.info("%s %s", key, fate, extra=fields("departed", peer=key))
             self.lines.gone(key, for_good=not self.core.knows(key))
         if self._unsynced_since is not None and now - self._unsynced_since >= self._flush_s:
             self._sync()
