@@ -131,11 +131,11 @@ class FakeAllocator:
         if isinstance(message, Durable):
             self.durable.update(message.ids)
             return
+        self.arrivals[type(message).__name__] += 1  # before the answer: who hears it may look
         if not isinstance(message, Hello):
             self._send(Received([envelope.id]))
             if not isinstance(message, Heartbeat) and not self.forgetful.is_set():
                 self._send(Durable([envelope.id]))
-        self.arrivals[type(message).__name__] += 1
         if envelope.id not in self._ids:
             self._ids.add(envelope.id)
             self.said.append(message)
