@@ -59,6 +59,9 @@ PATIENCE_S = 10.0
 """After this much waiting for a peer the log says what is waited for, and again every so often."""
 DRAIN_S = 5.0
 """Longest wait for actors to hand back what they hold when the run is over."""
+FAREWELL_S = 0.3
+"""The socket stays open this long after the last word: with ZMQ_IMMEDIATE a peer whose connection breaks
+loses what it has not read yet."""
 BURST = 512
 """Frames handled before anything is written and sent: bounds both the wait of a reply and the writes."""
 STOPPED = 6
@@ -159,6 +162,7 @@ class AllocatorLoop:
         self._report()
         self.journal.append("end", in_flight_trees=trees, in_flight_leases=leases, on_the_wire_trees=wire)
         self._sync()
+        time.sleep(FAREWELL_S)
         if ending.code == 0 or self.stop_signal:
             return 0
         raise PeerLost(ending.reason)

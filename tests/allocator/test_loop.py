@@ -63,7 +63,7 @@ from common.messages import (
 from common.metrics import MetricsClient
 from common.nouns import Lease, Version
 from common.rundir import RunDir
-from common.sockets import LINGER_MS, SocketFactory, bound_endpoint
+from common.sockets import SocketFactory, bound_endpoint
 from tests.allocator.harness import ROOT, turn, win
 
 WAIT_S = 20.0
@@ -217,8 +217,6 @@ class Served:
             self.result = self.loop.run()
         except Exception as error:  # noqa: BLE001 - handed to the test
             self.result = error
-        finally:
-            self.loop.router.close(LINGER_MS)
 
     def actor(self, name: str = "a", incarnation: str = "1") -> FakeActor:
         client = FakeActor(self.endpoint, "actor", name, "", incarnation)
@@ -245,6 +243,7 @@ class Served:
         self.loop.stop_signal = signal.SIGTERM
         self.thread.join(WAIT_S)
         self.journal.close()
+        # Not earlier: a client whose connection breaks loses what it has not read yet (ZMQ_IMMEDIATE).
         self.context.destroy(0)
 
 
