@@ -351,25 +351,7 @@ ActorToAllocator = (
     | Bye
 )
 LearnerToAllocator = Hello | Heartbeat | Credit | Consumed | Dropped | Committed | Received | Durable | Bye
-ToAllocator = (
-    Hello
-    | Heartbeat
-    | Starting
-    | Expanded
-    | HorizonReached
-    | Finished
-    | Failed
-    | Declined
-    | Inspected
-    | InspectFailed
-    | Credit
-    | Consumed
-    | Dropped
-    | Committed
-    | Received
-    | Durable
-    | Bye
-)
+ToAllocator = ActorToAllocator | LearnerToAllocator
 """What the allocator's one ROUTER accepts; which role may send what is checked by the core."""
 AllocatorToActor = Welcome | Inspect | Grant | Revoke | Received | Durable | Bye
 AllocatorToLearner = Welcome | TreeReady | Received | Durable | Bye
