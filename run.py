@@ -12,6 +12,7 @@ goes on top, a group chosen there replacing the whole section.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,20 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from common import cli, processes  # noqa: E402 - after the lines above
-from common.config import AllocatorConfig, Config, RandomRuleConfig, Role, RuleConfig, validate  # noqa: E402
+from common.config import Config, Role, validate  # noqa: E402
+from common.config_allocator import (  # noqa: E402
+    BUDGET_SCHEMAS,
+    RULE_SCHEMAS,
+    AllocatorConfig,
+    BudgetConfig,
+    RuleConfig,
+)
 from common.errors import ConfigError, StorageError, TreewardError  # noqa: E402
 from common.settings import NAMED_GROUPS, check, convert, set_value, settings, to_yaml, unknown_key  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-RULE_SCHEMAS: dict[str, type[RuleConfig]] = {"flat": RuleConfig, "random": RandomRuleConfig}
-"""Schema of each option of `allocator/rule`: rules differ in what can be set."""
+SCHEMAS: dict[str, Mapping[str, type]] = {"allocator/rule": RULE_SCHEMAS, "allocator/budget": BUDGET_SCHEMAS}
+"""Groups whose options differ in what can be set, and the schema of each option (`schema_<option>`)."""
 
 NOT_RECORDED = ("role", "run", "actor.", "audit.", "eval.checkpoint", "eval.name")
 """Settings that belong to one process and are not taken over from a run."""
@@ -99,9 +107,12 @@ def _compose_groups(choices: dict[str, str]) -> Config:
 
     words = [f"{group}={option}" for group, option in choices.items()]
     store = ConfigStore.instance()
-    # The rule's section starts as the base of all rules: a chosen option may bring any schema of its own.
-    store.store(name="schema", node=Config(allocator=AllocatorConfig(rule=RuleConfig())))
-    store.store(group="allocator/rule", name="schema", node=RandomRuleConfig)
+    # These sections start as the base of all their options: a chosen one may bring any schema of its own.
+    base = AllocatorConfig(rule=RuleConfig(), budget=BudgetConfig())
+    store.store(name="schema", node=Config(allocator=base))
+    for group, schemas in SCHEMAS.items():
+        for option, schema in schemas.items():
+            store.store(group=group, name=f"schema_{option}", node=schema)
     try:
         # The compose API alone: Hydra changes no directory, writes no outputs/ and sets up no logging.
         with initialize_config_dir(config_dir=str(CONFIGS), version_base="1.3"):
@@ -122,10 +133,11 @@ def _no_such_setting(key: str, valid: Mapping[str, Any], line: cli.CommandLine) 
     below = [name for name in valid if name.startswith(f"{key}.")]
     if below:
         return ConfigError(f"{key} is a section, not a setting: set one of its keys, such as {below[0]}=…")
-    for rule, schema in RULE_SCHEMAS.items():
-        if section == "allocator.rule" and last in schema.__dataclass_fields__:
-            chosen = line.choices.get("allocator/rule", "another rule")
-            return ConfigError(f"{key} is a setting of allocator/rule={rule}, got it with {chosen}")
+    group = section.replace(".", "/")
+    for option, schema in SCHEMAS.get(group, {}).items():
+        if last in {item.name for item in dataclasses.fields(schema)}:
+            chosen = line.choices.get(group, "another one")
+            return ConfigError(f"{key} is a setting of {group}={option}, got it with {chosen}")
     return unknown_key(key, valid)
 
 

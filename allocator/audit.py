@@ -18,7 +18,6 @@ from allocator.peers import ACTOR
 from allocator.state import CoreState
 from allocator.tree import Branch, BranchState, GrowingTree
 from common.nouns import NO_LEASE, Tree
-from common.predictor import HistoryPredictor
 
 
 def audit(s: CoreState) -> list[str]:
@@ -58,9 +57,8 @@ def _leases(s: CoreState) -> Iterator[str]:
             yield f"{branch.id} ended as {branch.ended} through attempts {branch.endings}"
         if branch.failures > s.settings.max_attempts:
             yield f"{branch.id} was attempted {branch.failures} times, more than {s.settings.max_attempts}"
-    if isinstance(s.predictor, HistoryPredictor):
-        pins = Counter(b.predictor_version for b in branches if b.state is not BranchState.ENDED)
-        yield from _differ("pinned predictor versions", dict(s.predictor.pinned()), dict(pins))
+    pins = Counter(b.predictor_version for b in branches if b.state is not BranchState.ENDED)
+    yield from _differ("pinned predictor versions", dict(s.predictor.pinned()), dict(pins))
 
 
 def _trees(s: CoreState) -> Iterator[str]:
@@ -75,9 +73,10 @@ def _trees(s: CoreState) -> Iterator[str]:
     if d.sent > d.credit:
         yield f"delivered {d.sent} trees on a credit of {d.credit}"
     kept = d.opened - sum(d.dropped.values())
-    if kept > s.settings.trees:
+    if kept > s.settings.trees * d.candidates:
         yield f"{kept} trees opened and not dropped, the run trains on {s.settings.trees}"
-    slots = [t.slot for t in s.forest.trees.values()] + [p.slot for p in d.parcels.values()]
+    grown = [t for t in s.forest.trees.values() if d.candidates == 1 or t.allowance is not None]
+    slots = [t.slot for t in grown] + [p.slot for p in d.parcels.values()]
     slots += [slot for entries in d.committed_at.values() for _, slot in entries]
     if len(set(slots)) != len(slots):
         yield "two trees share a slot"
@@ -115,7 +114,7 @@ def _tree(s: CoreState, tree: GrowingTree) -> Iterator[str]:
     for b in tree.branches.values():
         places = [(tree.nodes[i].lease, tree.nodes[i].offset) for i in b.nodes]
         yield from _differ(f"turns of {b.id}", [(b.number, k) for k in range(len(b.nodes))], places)
-    stuck = tree.allowance is not None and tree.outstanding == 0 and not tree.settled
+    stuck = tree.allowance is not None and tree.outstanding == 0 and not (tree.settled or tree.parked)
     if stuck and s.ending is None:
         yield f"tree {tree.id} is open though nothing is outstanding and nobody will ask about it"
 
@@ -188,6 +187,9 @@ def stats(s: CoreState) -> dict[str, float]:
         "leases/running": running,
         "leases/speculative_share": forest.speculative / max(1, forest.grown),
         "leases/score_age_max": forest.oldest_score,
+        "decisions/made": forest.decided,
+        "decisions/changed_by_news": forest.changed,
+        "decisions/unlocked_by_news": forest.unlocked,
         "trees/opened": d.opened,
         "trees/open": len(forest.trees),
         "trees/inspecting": forest.inspecting,
@@ -204,6 +206,6 @@ def stats(s: CoreState) -> dict[str, float]:
     values |= {f"trees/dropped/{reason}": count for reason, count in d.dropped.items()}
     values |= {f"events/{name}": count for name, count in s.counts.items()}
     values |= {f"waiting/{name}": count for name, count in s.waited.items()}
-    if s.predictor.brier is not None:
-        values["predictor/brier"] = s.predictor.brier
+    values |= {f"predictor/{name}": value for name, value in s.predictor.stats().items()}
+    values |= {f"budget/{name}": value for name, value in s.budget.stats().items()}
     return values

@@ -32,6 +32,7 @@ from allocator.tree import Branch, GrowingTree
 from common.config import Config
 from common.messages import Bye, Hello, InspectFailed, Message
 from common.predictor import HistoryPredictor, Predictor
+from common.predictors import make_predictor
 
 __all__ = ["AllocatorCore", "Exit", "Handled", "Record", "Send", "Settings"]
 
@@ -52,8 +53,12 @@ class AllocatorCore:
     @classmethod
     def from_config(cls, config: Config, run: str) -> AllocatorCore:
         """The core that a configuration describes, for the run named `run`."""
-        rule, budget = make_rule(config.allocator.rule), make_budget(config.allocator.budget)
-        return cls(Settings.from_config(config, run), rule, budget)
+        rule, budget = (
+            make_rule(config.allocator.rule),
+            make_budget(config.allocator.budget, config.learner.batch_trees),
+        )
+        predictor = make_predictor(config.allocator.predictor)
+        return cls(Settings.from_config(config, run), rule, budget, predictor)
 
     # --- input -------------------------------------------------------------------------------------------
 

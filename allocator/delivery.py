@@ -5,7 +5,8 @@
       └── dropped ◀────┴──────────┴── a new learner incarnation: redelivered ┘
 
 A run has `steps · batch` slots; a tree takes the lowest free one and a drop frees it, so that opened −
-dropped never exceeds what the run trains on. The wave of a tree is `slot // batch`.
+dropped never exceeds what the run trains on. The wave of a tree is `slot // batch`. Where a budget chooses
+among `candidates` prompts for each slot, that many trees are opened for it, and the choice leaves one.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Parcel:
 class Delivery:
     """Slots, parcels and the learner's credit."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, candidates: int = 1) -> None:
         self.settings = settings
+        self.candidates = candidates
         self.parcels: dict[int, Parcel] = {}
         self.states: Counter[TreeState] = Counter()
         self.opened = 0
@@ -54,17 +56,20 @@ class Delivery:
         """Trees the learner is ready to hold, counted from its first hello as this incarnation."""
         self.sent = 0
         self._ready: list[int] = []
-        self._next_slot = 0
+        self._next_place = 0
+        """Places are `candidates` to a slot."""
         self._free_slots: list[int] = []
 
     # --- opening -----------------------------------------------------------------------------------------
 
-    def room(self, step: int, running: int) -> int:
-        """Trees that may still be opened now, at the learner's `step` with `running` trees open."""
+    def room(self, step: int, running: int, candidates: int = 0) -> int:
+        """Trees that may still be opened now, at the learner's `step` with `running` trees open, and as many
+        `candidates` beside them among which nobody has chosen yet."""
         accepted = len(self.parcels) + self.committed
         settings = self.settings
         ahead = work_ahead(step, settings.max_policy_lag, settings.batch_trees, accepted, running)
-        return min(ahead, settings.trees - self._next_slot + len(self._free_slots))
+        places = settings.trees * self.candidates - self._next_place + len(self._free_slots)
+        return min(ahead * self.candidates - candidates, places)
 
     def take_slot(self) -> tuple[int, int]:
         """Open a tree: its id (order of opening) and its slot."""
@@ -72,13 +77,14 @@ class Delivery:
         self.opened += 1
         if self._free_slots:
             return tree, heapq.heappop(self._free_slots)
-        self._next_slot += 1
-        return tree, self._next_slot - 1
+        self._next_place += 1
+        return tree, (self._next_place - 1) // self.candidates
 
-    def drop(self, slot: int, reason: str) -> None:
-        """A tree is given up: its slot is free for another."""
+    def drop(self, slot: int, reason: str, *, place_filled: bool = False) -> None:
+        """A tree is given up: its slot is free for another, unless another candidate has it already."""
         self.dropped[reason] += 1
-        heapq.heappush(self._free_slots, slot)
+        if not place_filled:
+            heapq.heappush(self._free_slots, slot)
 
     # --- parcels -----------------------------------------------------------------------------------------
 

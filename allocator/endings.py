@@ -8,6 +8,9 @@ from allocator.tree import Branch, GrowingTree
 from common.messages import Revoke
 from common.nouns import LeaseId, Outcome
 
+NOT_SELECTED = "not_selected"
+"""Why a candidate prompt is dropped whose place in the batch another one took."""
+
 
 def end_attempt(s: CoreState, branch: Branch, peer: Peer, kind: str, reason: str, confirmed: bool) -> None:
     """The live attempt of a branch ends; where its holder does not know yet, it is told to stop."""
@@ -73,10 +76,10 @@ def close_tree(s: CoreState, tree: GrowingTree) -> None:
 
 
 def drop_open_tree(s: CoreState, tree: GrowingTree, reason: str) -> None:
-    """A tree without branches (its task could not be set up) is given up."""
+    """A tree without branches (its task could not be set up, or it was not selected) is given up."""
     s.forest.remove(tree)
     s.record("tree_dropped", tree=tree.id, reason=reason, tokens=tree.tokens())
-    s.delivery.drop(tree.slot, reason)
+    s.delivery.drop(tree.slot, reason, place_filled=reason == NOT_SELECTED)
 
 
 def confirm_stop(s: CoreState, peer: Peer, lease: LeaseId) -> bool:

@@ -17,7 +17,10 @@ import heapq
 from collections import deque
 from collections.abc import Mapping
 
-from allocator.budgets.base import Budget
+import msgspec
+
+from allocator.budgets.base import Budget, Prompt
+from allocator.hindsight import Hindsight
 from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, Stop
 from allocator.settings import Settings
 from allocator.tree import Branch, BranchState, GrowingTree
@@ -29,7 +32,6 @@ from common.nouns import (
     Ending,
     Node,
     Outcome,
-    RewardSource,
     TaskId,
     Tree,
     Turn,
@@ -37,6 +39,7 @@ from common.nouns import (
     Version,
 )
 from common.predictor import Predictor
+from common.prefix import describe
 from common.seeds import lease_seed, task_index
 from common.staleness import score_age
 
@@ -55,7 +58,17 @@ class Forest:
         self.trees: dict[int, GrowingTree] = {}
         self.settled: deque[int] = deque()
         self.wanting: list[int] = []
+        self.rejected: deque[int] = deque()
+        """Prompts that the budget did not select: to be dropped."""
+        self.parked: dict[int, set[int]] = {}
+        """Trees, by wave, whose budget waits for others of their wave."""
+        self.undecided = 0
+        """Trees without an allowance."""
         self.inspecting = 0
+        self.changed = 0
+        """Decisions that outcomes which came since the one before made another."""
+        self.unlocked = 0
+        """Decisions that could not have been made without those outcomes."""
         self.decided = 0
         self.grown = 0
         self.speculative = 0
@@ -69,6 +82,7 @@ class Forest:
         """A new tree over the run's task number `tree`; its root is not known yet."""
         index = task_index(self.settings.seed, tree)
         task = TaskId(env=self.settings.env, split=self.settings.split, index=index)
+        self.undecided += 1
         self.trees[tree] = growing = GrowingTree(
             tree, task, slot, wave, version, self.predictor, self.settings.seed
         )
@@ -76,19 +90,27 @@ class Forest:
 
     def root(self, tree: GrowingTree, turn: Turn, gold_answer: str | None) -> None:
         """The prompt is known: the budget may now name allowances."""
-        value = self.predictor.predict(0, turn.features).mean
         tree.gold_answer = gold_answer
-        tree.nodes[ROOT] = Node(
+        root = Node(
             index=ROOT, parent=NO_PARENT, lease=NO_LEASE, offset=0, depth=0, turn=turn,
-            value=value, value_version=self.predictor.version,
+            value_version=self.predictor.version,
         )  # fmt: skip
+        prediction = self.predictor.predict(describe(root))
+        tree.nodes[ROOT] = root = msgspec.structs.replace(root, value=prediction.mean)
         tree.next_node = ROOT + 1
-        self._allow(self.budget.admit(tree.id, tree.wave, tree.nodes[ROOT]))
+        self._allow(self.budget.admit(Prompt(tree.id, tree.wave, tree.slot, root, prediction)))
 
     def _allow(self, allowances: Mapping[int, int]) -> None:
-        for tree, allowance in allowances.items():
-            self.trees[tree].allowance = allowance
-            self.touch(self.trees[tree])
+        """Prompts get their allowance. Of a pool, each one chosen takes a place of its own in its wave."""
+        chosen = sorted(tree for tree, allowance in allowances.items() if allowance > 0)
+        for place, number in enumerate(chosen):
+            tree = self.trees[number]
+            if len(chosen) > 1:
+                tree.slot = tree.wave * self.settings.batch_trees + place
+            self.undecided -= tree.allowance is None
+            tree.allowance = allowances[number]
+            self.touch(tree)
+        self.rejected.extend(sorted(tree for tree, allowance in allowances.items() if allowance <= 0))
 
     def touch(self, tree: GrowingTree) -> None:
         """Something happened: the rule may have something new to say."""
@@ -114,6 +136,11 @@ class Forest:
     def remove(self, tree: GrowingTree) -> None:
         """Forget an open tree (closed or dropped); its branches must all have ended."""
         del self.trees[tree.id]
+        self.undecided -= tree.allowance is None
+        for number in sorted(self.parked.pop(tree.wave, ())):
+            if number in self.trees:
+                self.trees[number].parked = False
+                self.touch(self.trees[number])
         for branch in tree.branches.values():
             if branch.state is not BranchState.ENDED:
                 raise RuntimeError(f"tree {tree.id} closed while {branch.id} is {branch.state.value}")
@@ -162,12 +189,28 @@ class Forest:
         decision = self.rule.decide(tree)
         if decision == COMPLETE and tree.outstanding == 0:
             extra = self.budget.extra(tree)
-            if extra > 0 and tree.allowance is not None:
+            if extra is None:
+                tree.parked = True
+                self.parked.setdefault(tree.wave, set()).add(tree.id)
+            if extra and tree.allowance is not None:
                 tree.allowance += extra
                 decision = self.rule.decide(tree)
+        if decision.picks:
+            self._weigh_the_news(tree, decision)
         for stop in decision.stops:
             self._stop(tree, stop)
         return decision, self._grow(tree, decision.picks) if decision.picks else []
+
+    def _weigh_the_news(self, tree: GrowingTree, decision: Decision) -> None:
+        """Whether outcomes that came since the last decision changed this one: what reprioritising is worth.
+
+        The rule is asked once more, as if they had not come, with the same draws.
+        """
+        if tree.news and EventKind.OUTCOME in self.rule.reads:
+            blind = self.rule.decide(Hindsight(tree, tree.news))
+            self.changed += bool(blind.picks) and blind.picks != decision.picks
+            self.unlocked += not blind.picks
+        tree.news.clear()
 
     def _waiting(self, tree: GrowingTree, number: int, verb: str) -> Branch:
         """The path that waits at its horizon for the rule's word, which is given once.
@@ -186,7 +229,7 @@ class Forest:
 
     def _stop(self, tree: GrowingTree, stop: Stop) -> None:
         branch = self._waiting(tree, stop.number, "stops")
-        branch.outcome = Outcome(stop.reward, stop.reward, RewardSource.PRUNE_RULE, Ending.PRUNED)
+        branch.outcome = Outcome(stop.reward, stop.reward, stop.source, Ending.PRUNED)
         branch.ended = "stopped"
         tree.open_ends -= 1
         self._event(branch, EventKind.OUTCOME)
@@ -221,7 +264,7 @@ class Forest:
         return grown
 
     def _branch(self, tree: GrowingTree, pick: Pick, stamp: int, speculative: bool) -> Branch:
-        anchor = tree.nodes[pick.anchor]
+        prefix = tree.prefix_at(pick.anchor)
         version = self.predictor.version
         self.predictor.pin(version)
         number = tree.next_number
@@ -229,9 +272,9 @@ class Forest:
         return Branch(
             tree, number, tree.decisions, pick.group, pick.anchor, pick.horizon, pick.heir_of,
             weight=self.budget.weight(tree.id),
-            baseline=self.predictor.predict(anchor.depth, anchor.turn.features, version).mean,
+            baseline=self.predictor.predict(prefix, version).mean,
             predictor_version=version, stamp=stamp, speculative=speculative,
-            seed=lease_seed(self.settings.seed, tree.id, number),
+            seed=lease_seed(self.settings.seed, tree.id, number), prefix=prefix,
         )  # fmt: skip
 
     # --- what happens to a branch ------------------------------------------------------------------------
@@ -241,14 +284,14 @@ class Forest:
         it."""
         tree = branch.tree
         parent = tree.tip(branch)
-        value = None
-        if turn.status is TurnStatus.OPEN:
-            value = self.predictor.predict(parent.depth + 1, turn.features, branch.predictor_version).mean
         node = Node(
             index=tree.next_node, parent=parent.index, lease=branch.number, offset=len(branch.nodes),
-            depth=parent.depth + 1, turn=turn, scores=scores, value=value,
-            value_version=branch.predictor_version,
+            depth=parent.depth + 1, turn=turn, scores=scores, value_version=branch.predictor_version,
         )  # fmt: skip
+        if turn.status is TurnStatus.OPEN:
+            prefix = describe(node, branch.prefix.tree)
+            value = self.predictor.predict(prefix, branch.predictor_version).mean
+            node = msgspec.structs.replace(node, value=value)
         tree.next_node += 1
         tree.nodes[node.index] = node
         branch.nodes.append(node.index)
@@ -264,6 +307,10 @@ class Forest:
         branch.ended = ended
         if outcome is not None:
             self._event(branch, EventKind.OUTCOME)
+            branch.tree.news.add(branch.number)
+            known = branch.tree.returns(branch)
+            if known is not None:
+                branch.tree.count_outcome(branch, known)
         if ended == "horizon":
             branch.tree.open_ends += 1
         self._settle(branch)
@@ -289,5 +336,6 @@ class Forest:
     def close(self, tree: GrowingTree) -> Tree | None:
         """The finished tree in canonical order, or None when no continuation has an outcome."""
         done = tree.canonical() if any(b.outcome is not None for b in tree.branches.values()) else None
+        self.budget.closed(tree)
         self.remove(tree)
         return done

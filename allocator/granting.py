@@ -12,7 +12,7 @@ possible.
 
 from __future__ import annotations
 
-from allocator.endings import close_tree, end_attempt, give_back
+from allocator.endings import NOT_SELECTED, close_tree, drop_open_tree, end_attempt, give_back
 from allocator.leases import write_lease
 from allocator.peers import Peer
 from allocator.state import CoreState
@@ -40,6 +40,8 @@ def pump(s: CoreState) -> None:
 
 def _settle(s: CoreState) -> bool:
     """Trees where nothing is outstanding decide or close at once. True when there was one."""
+    while s.forest.rejected:
+        drop_open_tree(s, s.forest.trees[s.forest.rejected.popleft()], NOT_SELECTED)
     if not s.forest.settled:
         return False
     tree = s.forest.trees.get(s.forest.settled.popleft())
@@ -56,7 +58,7 @@ def _ask(s: CoreState, tree: GrowingTree) -> None:
         s.leases.want(branch)
     if branches:
         s.forest.touch(tree)
-    elif tree.outstanding == 0:
+    elif tree.outstanding == 0 and not tree.parked:
         if not decision.complete and not decision.stops:
             raise RuntimeError(f"rule {s.rule.name!r} waits in tree {tree.id} though nothing is outstanding")
         close_tree(s, tree) if decision.complete else s.forest.touch(tree)
@@ -120,10 +122,12 @@ def _send_grants(s: CoreState, peer: Peer, leases: list[Lease], version: Version
 
 def _open(s: CoreState, peer: Peer, version: Version) -> bool:
     """Open a tree when those being set up will not fill the room there is."""
-    running = len(s.forest.trees)
-    if s.forest.inspecting * s.budget.typical >= s.peers.free:
+    if s.forest.inspecting * s.budget.typical >= s.peers.free * s.budget.candidates:
         return False
-    if s.delivery.room(version.step, running) <= 0:
+    candidates = (
+        sum(tree.allowance is None for tree in s.forest.trees.values()) if s.delivery.candidates > 1 else 0
+    )
+    if s.delivery.room(version.step, len(s.forest.trees) - candidates, candidates) <= 0:
         return False
     number, slot = s.delivery.take_slot()
     tree = s.forest.open(number, slot, slot // s.settings.batch_trees, version)

@@ -60,8 +60,8 @@ class CoreState:
         self.peers = PeerTable()
         self.leases = LeaseBook(self.peers)
         self.forest = Forest(settings, rule, budget, predictor)
-        self.delivery = Delivery(settings)
-        self.waves = Waves(predictor, settings.batch_trees)
+        self.delivery = Delivery(settings, budget.candidates)
+        self.waves = Waves(predictor, budget, settings.batch_trees)
         self.now = 0.0
         self.version: Version | None = None
         """Newest weights, None until a learner has said hello."""

@@ -8,9 +8,10 @@ that the order of arrival leaves no trace.
 from __future__ import annotations
 
 import enum
-import random
 from dataclasses import dataclass, field
 
+from allocator.draws import SeededDraws
+from allocator.rules.base import Draws
 from common.nouns import (
     NO_LEASE,
     NO_PARENT,
@@ -27,6 +28,7 @@ from common.nouns import (
     Version,
 )
 from common.predictor import Prediction, Predictor, Target
+from common.prefix import EMPTY, Prefix, Tally, describe
 from common.seeds import derive_seed
 
 
@@ -56,6 +58,8 @@ class Branch:
     stamp: int
     speculative: bool
     seed: int
+    prefix: Prefix
+    """What was known of its anchor then; its tree's outcomes also stand behind the values of its turns."""
     state: BranchState = BranchState.PENDING
     epoch: int = -1
     """Of the newest attempt; −1 before the first."""
@@ -96,10 +100,15 @@ class GrowingTree:
     allowance: int | None = None
     """Continuations granted to it by the budget, None before the root is known and the budget has decided."""
     spent: int = 0
-    given_back: int = 0
     returned: list[Branch] = field(default_factory=list)
     """Branches that were decided, granted, and taken back unstarted: their budget was given back."""
     nodes: dict[int, Node] = field(default_factory=dict)
+    tallies: dict[int, Tally] = field(default_factory=dict)
+    """Outcomes of the environment at and above the leaf they came from, by node."""
+    news: set[int] = field(default_factory=set)
+    """Branches whose outcome came after the newest decision."""
+    parked: bool = False
+    """Whether its budget waits for other trees of its wave before it says whether there is more."""
     branches: dict[int, Branch] = field(default_factory=dict)
     next_node: int = 0
     next_number: int = 0
@@ -137,12 +146,18 @@ class GrowingTree:
     def in_flight(self, index: int) -> int:
         return self.flying.get(index, 0)
 
-    def predict(self, index: int) -> Prediction:
-        node = self.nodes[index]
-        return self.predictor.predict(node.depth, node.turn.features)
+    def tally(self, index: int) -> Tally:
+        return self.tallies.get(index, EMPTY)
 
-    def rng(self) -> random.Random:
-        return random.Random(derive_seed("rule", self.run_seed, self.id, self.decisions))
+    def predict(self, index: int) -> Prediction:
+        return self.predictor.predict(self.prefix_at(index))
+
+    def prefix_at(self, index: int) -> Prefix:
+        """What is known now of the prefix that ends with a node."""
+        return describe(self.nodes[index], self.tally(ROOT), self.tally(index))
+
+    def draws(self) -> Draws:
+        return SeededDraws(derive_seed("rule", self.run_seed, self.id, self.decisions))
 
     # --- walking -----------------------------------------------------------------------------------------
 
@@ -157,6 +172,11 @@ class GrowingTree:
             node = self.nodes[node.parent]
             path.append(node)
         return path[::-1]
+
+    def count_outcome(self, branch: Branch, outcome: float) -> None:
+        """The environment said how a continuation ended: so know all nodes it passed through."""
+        for node in self.path(self.tip(branch)):
+            self.tallies[node.index] = self.tally(node.index).plus(outcome)
 
     def prefix(self, path: list[Node]) -> bytes:
         """Token ids along a path, exactly as they were sampled and observed."""
@@ -230,11 +250,12 @@ class GrowingTree:
             if outcome is None:
                 censored += 1
                 continue
-            anchor = self.nodes[branch.anchor]
-            found.append(Target(anchor.depth, anchor.turn.features, branch.baseline, outcome))
-            for node in map(self.nodes.__getitem__, branch.nodes):
-                if node.turn.status is TurnStatus.OPEN:
-                    found.append(Target(node.depth, node.turn.features, node.value, outcome))
+            sampled = [self.nodes[index] for index in branch.nodes]
+            opened = [node for node in sampled if node.turn.status is TurnStatus.OPEN]
+            share = 1.0 / (1 + len(opened))
+            found.append(Target(branch.prefix, branch.baseline, outcome, share))
+            for node in opened:
+                found.append(Target(describe(node, branch.prefix.tree), node.value, outcome, share))
         return found, censored
 
 

@@ -7,6 +7,7 @@ of arrival nor on which tree of the wave was last.
 
 from __future__ import annotations
 
+from allocator.budgets.base import Budget
 from allocator.tree import GrowingTree
 from common.predictor import Predictor, Target
 
@@ -14,8 +15,9 @@ from common.predictor import Predictor, Target
 class Waves:
     """Buffers targets by wave and updates the predictor wave by wave."""
 
-    def __init__(self, predictor: Predictor, batch: int) -> None:
+    def __init__(self, predictor: Predictor, budget: Budget, batch: int) -> None:
         self.predictor = predictor
+        self.budget = budget
         self.batch = batch
         self.next = 0
         """First wave that has not entered."""
@@ -45,4 +47,5 @@ class Waves:
             targets = [target for _, of_tree in evidence for target in of_tree]
             self.targets += len(targets)
             self.predictor.update(targets)
+            self.budget.wave_done(self.next)
             self.next += 1

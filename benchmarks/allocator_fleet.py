@@ -18,7 +18,7 @@ from allocator.settings import GC_THRESHOLD, Settings
 from benchmarks import results, tables
 from benchmarks.cli import guarded
 from benchmarks.fleet import Faults, Fleet, FleetConfig
-from common.config import BudgetConfig, RandomRuleConfig, RuleConfig
+from common.config_allocator import BudgetConfig, RandomRuleConfig, RuleConfig
 
 ACTORS = 1000
 EVENTS = 1_000_000

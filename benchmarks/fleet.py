@@ -22,7 +22,7 @@ from allocator.core import AllocatorCore, Handled, Settings
 from allocator.rules import make_rule
 from benchmarks.fleet_config import Faults, FleetConfig
 from benchmarks.fleet_peers import SimActor, SimLearner
-from common.config import BudgetConfig, RuleConfig
+from common.config_allocator import BudgetConfig, RuleConfig
 from common.messages import Message
 from common.nouns import Version
 from common.seeds import derive_seed

@@ -14,6 +14,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.config_allocator import (
+    BUDGETS,
+    PREDICTORS,
+    RULES,
+    AllocatorConfig,
+    check_allocator,
+)
 from common.config_learner import LearnerConfig, WarmstartConfig
 from common.errors import nearest, require
 
@@ -177,67 +184,6 @@ class EngineConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class RuleConfig:
-    """Which anchor next. `name` picks the rule; each rule has its own section."""
-
-    name: str = "flat"
-
-
-@dataclass(kw_only=True, slots=True)
-class RandomRuleConfig(RuleConfig):
-    """Tree-GRPO (arXiv 2509.21240): M chains, then rounds of N uniform draws from each chain's tree."""
-
-    name: str = "random"
-    chains: int = 2
-    expansions: int = 2
-
-    def __post_init__(self) -> None:
-        require(self.chains >= 1, "allocator.rule.chains", "at least 1", self.chains)
-        require(self.expansions >= 1, "allocator.rule.expansions", "at least 1", self.expansions)
-
-
-@dataclass(kw_only=True, slots=True)
-class BudgetConfig:
-    """How many continuations a prompt gets."""
-
-    name: str = "fixed"
-    continuations: int = 6
-    """2 chains and one round of 2 x 2 branches under the default rule: Tree-GRPO's six leaves."""
-
-    def __post_init__(self) -> None:
-        require(self.continuations >= 1, "allocator.budget.continuations", "at least 1", self.continuations)
-
-
-@dataclass(kw_only=True, slots=True)
-class AllocatorConfig:
-    rule: RuleConfig = field(default_factory=RandomRuleConfig)
-    budget: BudgetConfig = field(default_factory=BudgetConfig)
-    max_score_staleness: int = 0
-    """D: events a score may not have seen when its lease is granted and again when it starts. 0 waits within
-    a tree for all that its rule reads; other trees fill the slots meanwhile. `random` with D > 0 draws from
-    what is there so far, hence mostly among the first turns."""
-    lease_deadline_s: float = 30.0
-    """A lease without progress for this long is fenced and granted again elsewhere."""
-    max_attempts: int = 3
-    """Attempts at one continuation before it is dropped with its reasons."""
-    journal_flush_ms: float = 50.0
-    """Longest time an input stays unwritten, hence unacknowledged as durable."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.max_score_staleness >= 0,
-            "allocator.max_score_staleness",
-            "0 or more",
-            self.max_score_staleness,
-        )
-        require(
-            self.lease_deadline_s > 0, "allocator.lease_deadline_s", "positive seconds", self.lease_deadline_s
-        )
-        require(self.max_attempts >= 1, "allocator.max_attempts", "at least 1", self.max_attempts)
-        require(self.journal_flush_ms >= 0, "allocator.journal_flush_ms", "0 or more", self.journal_flush_ms)
-
-
-@dataclass(kw_only=True, slots=True)
 class EvalConfig:
     tasks: int = 200
     """Held-out tasks."""
@@ -305,8 +251,6 @@ class Config:
         require(0 <= self.seed < (1 << 62), "seed", "in [0, 2^62)", self.seed)
 
 
-RULES = ("flat", "random")
-BUDGETS = ("fixed",)
 CREDITS = ("granted", "grpo")
 LOSSES = ("ppo",)
 BEHAVIOUR_WEIGHTS = ("none", "tis", "decoupled")
@@ -329,6 +273,7 @@ def validate(config: Config) -> None:
         ("engine.name", config.engine.name, ENGINES),
         ("allocator.rule.name", config.allocator.rule.name, RULES),
         ("allocator.budget.name", config.allocator.budget.name, BUDGETS),
+        ("allocator.predictor.name", config.allocator.predictor.name, PREDICTORS),
         ("learner.credit.name", config.learner.credit.name, CREDITS),
         ("learner.loss.name", config.learner.loss.name, LOSSES),
         ("learner.weight.name", config.learner.weight.name, BEHAVIOUR_WEIGHTS),
@@ -342,15 +287,7 @@ def validate(config: Config) -> None:
         require(staleness == 0, "allocator.max_score_staleness", "0 when deterministic=true", staleness)
     parts, trees = config.learner.loss.minibatches, config.learner.batch_trees
     require(parts <= trees, "learner.loss.minibatches", f"at most learner.batch_trees ({trees})", parts)
-    rule = config.allocator.rule
-    if isinstance(rule, RandomRuleConfig):
-        total, per_round = config.allocator.budget.continuations, rule.chains * rule.expansions
-        require(
-            total >= rule.chains and (total - rule.chains) % per_round == 0,
-            "allocator.budget.continuations",
-            f"chains + a multiple of chains x expansions ({rule.chains} + n x {per_round}) for rule=random",
-            total,
-        )
+    check_allocator(config.allocator, config.learner.batch_trees)
 
 
 def to_plain(config: Any) -> Any:

@@ -16,8 +16,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from common.prefix import Prefix
 
 DEPTH_BUCKETS = 12
 """Depths 0, 1, 2-3, 4-7, … share a bucket; the last one holds 1024 turns and more."""
@@ -40,13 +43,13 @@ class Prediction:
 class Target:
     """One term of the loss: a prefix, what was predicted for it when it mattered, and what came of it."""
 
-    depth: int
-    """Turns from the root."""
-    features: bytes | None
-    """float32 features of the prefix, None where the engine gives none."""
+    prefix: Prefix
+    """As it was when the prediction was made."""
     predicted: float | None
     outcome: float
     """In [0, 1]; 1 = success."""
+    share: float = 1.0
+    """1 / terms of its continuation: they share one outcome, hence are one piece of evidence."""
 
 
 class Predictor(abc.ABC):
@@ -54,11 +57,9 @@ class Predictor(abc.ABC):
 
     version: int
     """The newest version; grows by one with each `update`."""
-    brier: float | None
-    """Mean squared error of the predictions behind the last update's targets, None before the first."""
 
     @abc.abstractmethod
-    def predict(self, depth: int, features: bytes | None, version: int | None = None) -> Prediction:
+    def predict(self, prefix: Prefix, version: int | None = None) -> Prediction:
         """Prediction under `version` (None = newest). Raises KeyError for a version no longer kept."""
 
     @abc.abstractmethod
@@ -72,6 +73,23 @@ class Predictor(abc.ABC):
     @abc.abstractmethod
     def update(self, targets: Sequence[Target]) -> int:
         """Learn from the targets of one wave, in the order given; returns the new version."""
+
+    @abc.abstractmethod
+    def pinned(self) -> Counter[int]:
+        """How many pins each version has, for audits."""
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, float]:
+        """Flat numbers for metrics: `brier` (mean squared error of the predictions behind the last update's
+        targets) once there was one, and whatever else the predictor measures of itself."""
+
+    @abc.abstractmethod
+    def to_state(self) -> dict[str, Any]:
+        """All of it as plain values (msgpack-able), pins included."""
+
+    @abc.abstractmethod
+    def from_state(self, state: dict[str, Any]) -> None:
+        """Become what `to_state` described. Raises KeyError or ValueError for a state of another kind."""
 
 
 def depth_bucket(depth: int) -> int:
@@ -91,8 +109,8 @@ class HistoryPredictor(Predictor):
         self._pins: Counter[int] = Counter()
         self._tables = {0: self._table()}
 
-    def predict(self, depth: int, features: bytes | None, version: int | None = None) -> Prediction:
-        return self._tables[self.version if version is None else version][depth_bucket(depth)]
+    def predict(self, prefix: Prefix, version: int | None = None) -> Prediction:
+        return self._tables[self.version if version is None else version][depth_bucket(prefix.depth)]
 
     def pin(self, version: int) -> None:
         if version not in self._tables:
@@ -107,7 +125,6 @@ class HistoryPredictor(Predictor):
                 self._tables.pop(version, None)
 
     def pinned(self) -> Counter[int]:
-        """How many pins each version has, for audits."""
         return Counter(self._pins)
 
     def kept(self) -> list[int]:
@@ -115,7 +132,7 @@ class HistoryPredictor(Predictor):
         return sorted(self._tables)
 
     def update(self, targets: Sequence[Target]) -> int:
-        depths = [depth_bucket(target.depth) for target in targets]
+        depths = [depth_bucket(target.prefix.depth) for target in targets]
         outcomes = np.array([target.outcome for target in targets])
         wins = np.bincount(depths, weights=outcomes, minlength=DEPTH_BUCKETS) if targets else 0.0
         seen = np.bincount(depths, minlength=DEPTH_BUCKETS) if targets else 0.0
@@ -132,6 +149,25 @@ class HistoryPredictor(Predictor):
             del self._pins[old]
             del self._tables[old]
         return self.version
+
+    def stats(self) -> dict[str, float]:
+        return {} if self.brier is None else {"brier": self.brier}
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "brier": self.brier,
+            "alpha": self._alpha.tolist(),
+            "beta": self._beta.tolist(),
+            "pins": sorted(self._pins.items()),
+            "tables": [[v, [[p.mean, p.std] for p in table]] for v, table in self._tables.items()],
+        }
+
+    def from_state(self, state: dict[str, Any]) -> None:
+        self.version, self.brier = state["version"], state["brier"]
+        self._alpha, self._beta = np.array(state["alpha"]), np.array(state["beta"])
+        self._pins = Counter(dict(state["pins"]))
+        self._tables = {v: tuple(Prediction(*pair) for pair in table) for v, table in state["tables"]}
 
     def _table(self) -> tuple[Prediction, ...]:
         total = self._alpha + self._beta

@@ -21,8 +21,9 @@ from common.errors import ConfigError, nearest
 NAMED_GROUPS = (
     "env",
     "engine",
-    "allocator/rule",
     "allocator/budget",
+    "allocator/predictor",
+    "allocator/rule",
     "learner/credit",
     "learner/loss",
     "learner/weight",

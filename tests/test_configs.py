@@ -22,6 +22,7 @@ from common.config import (
     SPLITS,
     Config,
 )
+from common.config_allocator import PREDICTORS
 from common.errors import ConfigError
 from common.nouns import TaskId
 from common.settings import NAMED_GROUPS, convert, overrides, settings, to_text
@@ -62,7 +63,7 @@ def test_every_group_has_a_default_that_exists() -> None:
 
 
 def test_what_is_implemented_is_what_can_be_chosen() -> None:
-    names = (ENVIRONMENTS, ENGINES, RULES, BUDGETS, CREDITS, LOSSES, BEHAVIOUR_WEIGHTS)
+    names = (ENVIRONMENTS, ENGINES, BUDGETS, PREDICTORS, RULES, CREDITS, LOSSES, BEHAVIOUR_WEIGHTS)
     for group, valid in zip(NAMED_GROUPS, names, strict=True):
         assert set(valid) <= set(GROUPS[group]), (
             f"{group}: every name is also an option, so that a run can be reopened"
@@ -72,7 +73,7 @@ def test_what_is_implemented_is_what_can_be_chosen() -> None:
             for part in group.split("/"):
                 node = getattr(node, part)
             assert node.name in valid and (option not in valid or node.name == option)
-    assert set(run.RULE_SCHEMAS) == set(RULES)
+    assert set(run.RULE_SCHEMAS) == set(RULES) and set(run.BUDGET_SCHEMAS) == set(BUDGETS)
 
 
 def test_the_splits_that_can_be_chosen_are_those_of_the_environment() -> None:

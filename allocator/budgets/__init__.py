@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from allocator.budgets.adaptive import AdaptiveBudget
 from allocator.budgets.base import Budget
 from allocator.budgets.fixed import FixedBudget
-from common.config import BudgetConfig
+from allocator.budgets.trace_roots import TraceRootsBudget
+from common.config_allocator import AdaptiveConfig, BudgetConfig, TraceRootsConfig
 from common.errors import ConfigError, nearest
 
-NAMES = ("fixed",)
+NAMES = ("fixed", "trace_roots", "adaptive")
 
 
-def make_budget(config: BudgetConfig) -> Budget:
-    """The budget that `allocator.budget` names. Raises `ConfigError` for an unknown one."""
+def make_budget(config: BudgetConfig, batch_trees: int = 1) -> Budget:
+    """The budget that `allocator.budget` names, for waves of `batch_trees` prompts.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    match config:
+        case TraceRootsConfig():
+            return TraceRootsBudget(config, batch_trees)
+        case AdaptiveConfig():
+            return AdaptiveBudget(config, batch_trees)
     if config.name == "fixed":
         return FixedBudget(config.continuations)
     raise ConfigError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allocator.budgets.base import Budget
+from allocator.budgets.base import Budget, Prompt
 from allocator.rules.base import TreeView
-from common.nouns import Node
 
 
 class FixedBudget(Budget):
@@ -17,8 +16,8 @@ class FixedBudget(Budget):
     def __init__(self, continuations: int) -> None:
         self.typical = continuations
 
-    def admit(self, tree: int, wave: int, root: Node) -> Mapping[int, int]:
-        return {tree: self.typical}
+    def admit(self, prompt: Prompt) -> Mapping[int, int]:
+        return {prompt.tree: self.typical}
 
     def withdraw(self, tree: int) -> Mapping[int, int]:
         return {}

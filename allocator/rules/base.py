@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import abc
 import enum
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.nouns import NO_LEASE, Node, Outcome
+from common.nouns import NO_LEASE, Node, Outcome, RewardSource
 from common.predictor import Prediction
+from common.prefix import Tally
 
 
 class EventKind(enum.Enum):
@@ -52,6 +52,32 @@ class Stop:
 
     number: int
     reward: float
+    source: RewardSource = RewardSource.PRUNE_RULE
+    """`PSEUDO_REWARD` where the reward is a guess at what would have come. Neither is a target of the success
+    predictor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Why an anchor was or was not chosen, for `role=replay`."""
+
+    anchor: int
+    total: float
+    """What the rule compares; for a rule that draws, the probability."""
+    terms: Mapping[str, float]
+    """What the total is made of, by name."""
+
+
+class Draws(abc.ABC):
+    """Where a rule's chance comes from; tests enumerate it."""
+
+    @abc.abstractmethod
+    def index(self, count: int) -> int:
+        """Uniform in `[0, count)`."""
+
+    @abc.abstractmethod
+    def weighted(self, weights: Sequence[float]) -> int:
+        """An index, with probability proportional to its weight (≥ 0, one of them above 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +123,10 @@ class TreeView(Protocol):
     @property
     def branches(self) -> Mapping[int, BranchView]: ...
     @property
+    def allowance(self) -> int | None:
+        """Continuations that the budget gave the prompt so far; known whenever a rule is asked."""
+
+    @property
     def budget_left(self) -> int:
         """Continuations that may still be started; heirs cost nothing."""
 
@@ -107,10 +137,13 @@ class TreeView(Protocol):
     def in_flight(self, index: int) -> int:
         """Outstanding continuations of this anchor: they count as visits, so that leases spread."""
 
-    def predict(self, index: int) -> Prediction:
-        """Success predicted at a node with the newest predictor."""
+    def tally(self, index: int) -> Tally:
+        """Outcomes so far of the continuations that passed through a node or started there."""
 
-    def rng(self) -> random.Random:
+    def predict(self, index: int) -> Prediction:
+        """Success predicted now for a fresh continuation from a node, with the newest predictor."""
+
+    def draws(self) -> Draws:
         """Draws keyed on (run seed, tree, decision number)."""
 
 
@@ -126,3 +159,7 @@ class Rule(abc.ABC):
     @abc.abstractmethod
     def decide(self, view: TreeView) -> Decision:
         """The next decision. Must not be WAIT when nothing is outstanding."""
+
+    def explain(self, view: TreeView) -> list[Scored]:
+        """The anchors that `decide` would weigh now, best first. Empty for a rule that weighs nothing."""
+        return []

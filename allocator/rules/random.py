@@ -41,12 +41,12 @@ class RandomRule(Rule):
         """N draws a chain, fewer for a chain that got some of this round's leases already."""
         done = [len(branches) - 1 for branches in members]
         target = (min(done) // self.expansions + 1) * self.expansions
-        rng = view.rng()
+        draws = view.draws()
         picks = []
         for chain, branches in enumerate(members):
             candidates = expansion_nodes(view, branches)
             for _ in range(target - done[chain]):
-                picks.append(Pick(rng.choice(candidates), group=chain))
+                picks.append(Pick(candidates[draws.index(len(candidates))], group=chain))
         return Decision(picks=tuple(picks[: view.budget_left]))
 
     def _members(self, view: TreeView) -> list[list[BranchView]]:

@@ -10,7 +10,7 @@ from allocator.budgets import make_budget
 from allocator.core import AllocatorCore, Handled, Send, Settings
 from allocator.rules import make_rule
 from allocator.rules.base import Rule
-from common.config import BudgetConfig, RandomRuleConfig, RuleConfig
+from common.config_allocator import BudgetConfig, RandomRuleConfig, RuleConfig
 from common.messages import (
     PROTOCOL_VERSION,
     Capabilities,

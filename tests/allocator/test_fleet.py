@@ -14,7 +14,7 @@ import pytest
 from allocator.settings import Settings
 from benchmarks import allocator_fleet
 from benchmarks.fleet import Faults, Fleet, FleetConfig, SimActor
-from common.config import BudgetConfig, RandomRuleConfig, RuleConfig
+from common.config_allocator import BudgetConfig, RandomRuleConfig, RuleConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FAULTY = Faults(

@@ -15,7 +15,7 @@ from actors.restore import Worlds
 from actors.turns import Tools, inspect_root
 from allocator.settings import Settings
 from benchmarks.fleet import Faults, Fleet, FleetConfig
-from common.config import BudgetConfig, RandomRuleConfig
+from common.config_allocator import BudgetConfig, RandomRuleConfig
 from common.messages import (
     Bye,
     Declined,

@@ -20,17 +20,8 @@ from allocator.loop import AllocatorLoop
 from allocator.main import run_allocator
 from allocator.replay import replay
 from common.codec import PREFIX, decode, encode, new_id
-from common.config import (
-    AllocatorConfig,
-    BudgetConfig,
-    ClusterConfig,
-    Config,
-    RandomRuleConfig,
-    Role,
-    SecurityConfig,
-    TrackingConfig,
-    agreed_settings,
-)
+from common.config import ClusterConfig, Config, Role, SecurityConfig, TrackingConfig, agreed_settings
+from common.config_allocator import AllocatorConfig, BudgetConfig, RandomRuleConfig
 from common.config_learner import LearnerConfig
 from common.errors import PeerLost, StorageError
 from common.journal import JournalWriter, Record, read_journal

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.config import RandomRuleConfig, RuleConfig
+from common.config_allocator import RandomRuleConfig, RuleConfig
 from common.messages import (
     Bye,
     Committed,

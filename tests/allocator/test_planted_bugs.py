@@ -22,7 +22,7 @@ from allocator.settings import Settings
 from allocator.state import CoreState
 from allocator.tree import Branch, BranchState, GrowingTree
 from benchmarks.fleet import Faults, Fleet, FleetConfig
-from common.config import BudgetConfig, RandomRuleConfig
+from common.config_allocator import BudgetConfig, RandomRuleConfig
 from common.messages import Expanded
 from common.predictor import HistoryPredictor
 from tests.allocator.test_machine import Model

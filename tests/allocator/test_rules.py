@@ -10,17 +10,25 @@ from allocator.budgets import make_budget
 from allocator.rules import NAMES, make_rule
 from allocator.rules.base import COMPLETE, WAIT, Decision, EventKind, Pick, Rule, Stop, TreeView
 from allocator.tree import GrowingTree
-from common.config import BUDGETS, RULES, BudgetConfig, RandomRuleConfig, RuleConfig
+from common.config_allocator import (
+    BUDGET_SCHEMAS,
+    BUDGETS,
+    RULE_SCHEMAS,
+    RULES,
+    BudgetConfig,
+    RandomRuleConfig,
+    RuleConfig,
+)
 from common.errors import ConfigError
 from common.messages import Failed, Finished, HorizonReached, TreeReady
 from common.nouns import NO_LEASE, ROOT, Ending, RewardSource
+from common.prefix import Prefix
 from tests.allocator.harness import LEARNER, Rig, small, win
 
 
 def test_the_registries_offer_what_the_configuration_allows() -> None:
-    assert NAMES == RULES
-    assert [make_budget(BudgetConfig(name=name)).name for name in BUDGETS] == list(BUDGETS)
-    assert make_rule(RuleConfig()).name == "flat" and make_rule(RandomRuleConfig()).name == "random"
+    assert NAMES == RULES and [make_rule(schema()).name for schema in RULE_SCHEMAS.values()] == list(RULES)
+    assert [make_budget(schema()).name for schema in BUDGET_SCHEMAS.values()] == list(BUDGETS)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -144,7 +152,7 @@ def test_the_return_at_a_horizon_is_that_of_the_heirs_and_a_stopped_path_is_no_t
         rig.finish(actor, lease, 2, reward)
     targets, censored = tree.targets()
     assert censored == 1
-    assert [(t.depth, t.outcome) for t in targets] == [
+    assert [(t.prefix.depth, t.outcome) for t in targets] == [
         (0, 0.5), (1, 0.5),  # the path to the horizon: its anchor and its open turn
         (1, 1.0), (2, 1.0),  # each heir from its own anchor down, never above
         (1, 0.0), (2, 0.0),
@@ -241,7 +249,7 @@ def test_one_target_per_continuation_at_its_anchor_and_below_never_above() -> No
     by_owner: Counter[tuple[int, float]] = Counter()
     targets, _ = tree.targets()
     for t in targets:
-        by_owner[t.depth, t.outcome] += 1
+        by_owner[t.prefix.depth, t.outcome] += 1
     heads, others = list(tree.branches.values())[:2], list(tree.branches.values())[2:]
     assert len(targets) == sum(1 + len(b.nodes) - 1 for b in tree.branches.values())
     assert by_owner[0, 1.0] == len(heads)
@@ -282,7 +290,7 @@ def test_predictions_enter_between_waves_in_any_order_of_completion() -> None:
                 rig.finish(actor, lease, 1 + lease.seed % 3, reward=float(lease.seed & 1))
             expected = {0: (1, 0)[order], 1: 2, 2: 3}[number]
             assert rig.core.state.predictor.version == expected
-        tables.append([rig.core.state.predictor.predict(d, None) for d in range(5)])
+        tables.append([rig.core.state.predictor.predict(Prefix(d)) for d in range(5)])
     assert tables[0] == tables[1]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from common.config import RandomRuleConfig, RuleConfig
+from common.config_allocator import RandomRuleConfig, RuleConfig
 from common.messages import Failed, Finished, Heartbeat, Inspect, Inspected, Revoke, TreeReady
 from common.nouns import Lease, LeaseId, Tree, TurnStatus, ids
 from common.seeds import derive_seed, lease_seed, turn_seed

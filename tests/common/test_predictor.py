@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.predictor import DEPTH_BUCKETS, HistoryPredictor, Target, depth_bucket
+from common.prefix import Prefix
 
 
 def target(depth: int, outcome: float, predicted: float | None = 0.5) -> Target:
-    return Target(depth, None, predicted, outcome)
+    return Target(Prefix(depth), predicted, outcome)
 
 
 def test_before_any_outcome_the_odds_are_even_and_uncertain() -> None:
-    before = HistoryPredictor().predict(3, None)
+    before = HistoryPredictor().predict(Prefix(3))
     assert before.mean == 0.5 and before.std == pytest.approx(math.sqrt(1 / 12))  # the uniform distribution
 
 
@@ -41,7 +42,7 @@ def test_the_posterior_equals_a_plain_computation(waves: list[list[tuple[int, fl
         assert predictor.update([target(*item) for item in wave]) == number
     for depth in (0, 1, 2, 5, 9, 33):
         a, b = counts[depth_bucket(depth)]
-        found = predictor.predict(depth, None)
+        found = predictor.predict(Prefix(depth))
         assert found.mean == pytest.approx(a / (a + b))
         assert found.std == pytest.approx(math.sqrt(a * b / ((a + b) ** 2 * (a + b + 1))))
 
@@ -51,12 +52,12 @@ def test_a_pinned_version_predicts_the_same_until_it_is_let_go() -> None:
     predictor.pin(0)
     predictor.pin(0)
     predictor.update([target(0, 1.0)] * 10)
-    assert predictor.predict(0, None, 0).mean == 0.5 < predictor.predict(0, None).mean
+    assert predictor.predict(Prefix(0), 0).mean == 0.5 < predictor.predict(Prefix(0)).mean
     predictor.unpin(0)
-    assert predictor.predict(0, None, 0).mean == 0.5
+    assert predictor.predict(Prefix(0), 0).mean == 0.5
     predictor.unpin(0)
     with pytest.raises(KeyError):
-        predictor.predict(0, None, 0)
+        predictor.predict(Prefix(0), 0)
     with pytest.raises(KeyError):
         predictor.pin(0)
     assert predictor.kept() == [1]
@@ -74,7 +75,7 @@ def test_old_evidence_fades() -> None:
     predictor.update([target(0, 1.0)] * 100)
     for _ in range(12):
         predictor.update([])
-    assert predictor.predict(0, None).mean == pytest.approx(0.5, abs=0.01)
+    assert predictor.predict(Prefix(0)).mean == pytest.approx(0.5, abs=0.01)
 
 
 def test_calibration_is_that_of_the_predictions_made_when_they_mattered() -> None:
@@ -90,4 +91,4 @@ def test_predictions_are_ever_closer_to_a_fixed_success_rate() -> None:
     predictor = HistoryPredictor()
     for _ in range(60):
         predictor.update([target(2, float(i % 5 == 0)) for i in range(50)])
-    assert predictor.predict(3, None).mean == pytest.approx(0.2, abs=0.01)
+    assert predictor.predict(Prefix(3)).mean == pytest.approx(0.2, abs=0.01)

@@ -27,9 +27,11 @@ from torch import Tensor
 from actors.engines.base import GenerateRequest
 from actors.engines.torch_engine import TorchEngine
 from common import nouns
-from common.config import Config, RandomRuleConfig
+from common.config import Config
+from common.config_allocator import RandomRuleConfig
 from common.nouns import ROOT, Node, Tree, Turn, TurnStatus, Version, ids, ids_to_bytes
 from common.predictor import HistoryPredictor, Target
+from common.prefix import Prefix
 from common.seeds import derive_seed, lease_seed, task_index, turn_seed
 from common.tokenizer import WordTokenizer
 from envs.registry import make_env
@@ -178,7 +180,7 @@ class Oracle:
     # --- the predictor -----------------------------------------------------------------------------------
 
     def value(self, depth: int) -> float:
-        return self.predictor.predict(depth, None).mean
+        return self.predictor.predict(Prefix(depth)).mean
 
     def learn(self, trees: list[Tree]) -> None:
         """One target a continuation, at its anchor and at the open turns it sampled; between two batches."""
@@ -188,7 +190,7 @@ class Oracle:
                 assert leaf.outcome is not None
                 sampled = [tree.nodes[index] for index in leaf.nodes]
                 places = [tree.nodes[leaf.anchor], *filter(is_open, sampled)]
-                targets += [Target(node.depth, None, None, leaf.outcome.reward) for node in places]
+                targets += [Target(Prefix(node.depth), None, leaf.outcome.reward) for node in places]
         self.predictor.update(targets)
 
     # --- the update --------------------------------------------------------------------------------------

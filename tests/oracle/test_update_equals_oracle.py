@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from actors.engines.torch_engine import TorchEngine
-from common.config import Config, EnvConfig, ModelConfig, RandomRuleConfig
+from common.config import Config, EnvConfig, ModelConfig
+from common.config_allocator import RandomRuleConfig
 from common.config_learner import CreditConfig, LossConfig, OptimizerConfig, WeightConfig
 from common.nouns import Outcome, Tree, Version
 from common.tokenizer import WordTokenizer
