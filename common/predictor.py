@@ -12,7 +12,6 @@ MoPPS (arXiv 2507.04632, per-prompt Beta with discount λ), here per depth becau
 from __future__ import annotations
 
 import abc
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from common.prefix import Prefix
+from common.calibration import Floats, Meter
+from common.prefix import EMPTY, Prefix, Tally
+from common.versions import Shelf
 
 DEPTH_BUCKETS = 12
 """Depths 0, 1, 2-3, 4-7, … share a bucket; the last one holds 1024 turns and more."""
@@ -49,7 +50,12 @@ class Target:
     outcome: float
     """In [0, 1]; 1 = success."""
     share: float = 1.0
-    """1 / terms of its continuation: they share one outcome, hence are one piece of evidence."""
+    """1 / terms of its continuation: they share one outcome, hence are one piece of evidence. It falls with
+    the number of turns that were still to come, which depends on the outcome: what weighs a term by its own
+    share is biased."""
+    beside: Tally = EMPTY
+    """Outcomes of continuations that started from the same anchor while as much was known, and come before
+    this one. Unknown when the prediction was made: in learning they tell how far prefixes differ."""
 
 
 class Predictor(abc.ABC):
@@ -81,7 +87,8 @@ class Predictor(abc.ABC):
     @abc.abstractmethod
     def stats(self) -> dict[str, float]:
         """Flat numbers for metrics: `brier` (mean squared error of the predictions behind the last update's
-        targets) once there was one, and whatever else the predictor measures of itself."""
+        targets) and `ece` (expected calibration error over about ten updates) once there was one, and
+        whatever else the predictor measures of itself."""
 
     @abc.abstractmethod
     def to_state(self) -> dict[str, Any]:
@@ -102,34 +109,32 @@ class HistoryPredictor(Predictor):
 
     def __init__(self, discount: float = DISCOUNT) -> None:
         self.version = 0
-        self.brier: float | None = None
         self._discount = discount
         self._alpha = np.full(DEPTH_BUCKETS, PRIOR)
         self._beta = np.full(DEPTH_BUCKETS, PRIOR)
-        self._pins: Counter[int] = Counter()
-        self._tables = {0: self._table()}
+        self._meter = Meter()
+        self._tables = Shelf(self._table())
+
+    @property
+    def brier(self) -> float | None:
+        """Mean squared error of the predictions behind the last update's targets."""
+        return self._meter.brier
 
     def predict(self, prefix: Prefix, version: int | None = None) -> Prediction:
-        return self._tables[self.version if version is None else version][depth_bucket(prefix.depth)]
+        return self._tables.get(version)[depth_bucket(prefix.depth)]
 
     def pin(self, version: int) -> None:
-        if version not in self._tables:
-            raise KeyError(f"predictor version {version} is no longer kept (newest is {self.version})")
-        self._pins[version] += 1
+        self._tables.pin(version)
 
     def unpin(self, version: int) -> None:
-        self._pins[version] -= 1
-        if self._pins[version] <= 0:
-            del self._pins[version]
-            if version != self.version:
-                self._tables.pop(version, None)
+        self._tables.unpin(version)
 
     def pinned(self) -> Counter[int]:
-        return Counter(self._pins)
+        return Counter(self._tables.pins)
 
     def kept(self) -> list[int]:
         """Versions that can still be predicted with."""
-        return sorted(self._tables)
+        return self._tables.kept()
 
     def update(self, targets: Sequence[Target]) -> int:
         depths = [depth_bucket(target.prefix.depth) for target in targets]
@@ -139,38 +144,48 @@ class HistoryPredictor(Predictor):
         keep = self._discount
         self._alpha = keep * self._alpha + (1 - keep) * PRIOR + wins
         self._beta = keep * self._beta + (1 - keep) * PRIOR + (seen - wins)
-        errors = [(t.predicted - t.outcome) ** 2 for t in targets if t.predicted is not None]
-        if errors:
-            self.brier = math.fsum(errors) / len(errors)
-        old = self.version
-        self.version += 1
-        self._tables[self.version] = self._table()
-        if not self._pins[old]:
-            del self._pins[old]
-            del self._tables[old]
+        self._meter.record(*predicted_and_outcome(targets))
+        self.version = self._tables.put(self._table())
         return self.version
 
     def stats(self) -> dict[str, float]:
-        return {} if self.brier is None else {"brier": self.brier}
+        return self._meter.stats()
 
     def to_state(self) -> dict[str, Any]:
         return {
-            "version": self.version,
-            "brier": self.brier,
+            "kind": "history",
             "alpha": self._alpha.tolist(),
             "beta": self._beta.tolist(),
-            "pins": sorted(self._pins.items()),
-            "tables": [[v, [[p.mean, p.std] for p in table]] for v, table in self._tables.items()],
+            "meter": self._meter.to_state(),
+            "tables": self._tables.to_state(lambda table: [[p.mean, p.std] for p in table]),
         }
 
     def from_state(self, state: dict[str, Any]) -> None:
-        self.version, self.brier = state["version"], state["brier"]
-        self._alpha, self._beta = np.array(state["alpha"]), np.array(state["beta"])
-        self._pins = Counter(dict(state["pins"]))
-        self._tables = {v: tuple(Prediction(*pair) for pair in table) for v, table in state["tables"]}
+        check_kind(state, "history")
+        meter, alpha, beta = (
+            Meter.from_state(state["meter"]),
+            np.array(state["alpha"]),
+            np.array(state["beta"]),
+        )
+        tables = Shelf.from_state(state["tables"], lambda table: tuple(Prediction(*pair) for pair in table))
+        self._meter, self._alpha, self._beta, self._tables = meter, alpha, beta, tables
+        self.version = tables.version
 
     def _table(self) -> tuple[Prediction, ...]:
         total = self._alpha + self._beta
         mean = self._alpha / total
         std = np.sqrt(mean * (1 - mean) / (total + 1))
         return tuple(Prediction(float(m), float(s)) for m, s in zip(mean, std, strict=True))
+
+
+def predicted_and_outcome(targets: Sequence[Target]) -> tuple[Floats, Floats]:
+    """Of the targets that something was predicted for."""
+    pairs = [(target.predicted, target.outcome) for target in targets if target.predicted is not None]
+    values = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return values[:, 0], values[:, 1]
+
+
+def check_kind(state: dict[str, Any], kind: str) -> None:
+    """Raise ValueError unless this is the state of a predictor of that kind."""
+    if state["kind"] != kind:
+        raise ValueError(f"expected the state of a predictor of kind {kind!r}, got {state['kind']!r}")
