@@ -6,9 +6,10 @@ Each rule and budget has its own dataclass; defaults are the constants of its pa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from common.errors import require
+from common.errors import nearest, require
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,26 +34,37 @@ class RandomRuleConfig(RuleConfig):
 
 @dataclass(kw_only=True, slots=True)
 class EntropyRuleConfig(RuleConfig):
-    """ARPO (RUC-NLPIR) or AT²PO (arXiv 2601.04767): branch where the policy is unsure."""
+    """ARPO (arXiv 2507.19849) or AT²PO (arXiv 2601.04767): branch where the policy is unsure."""
 
     name: str = "entropy"
     form: str = "arpo"
     initial: int = 8
     """Trajectories from the prompt before anything branches: ARPO 8 of 16, AT²PO 10 of 22."""
     beam: int = 2
-    """ARPO: branches at a turn that passes. AT²PO (6): turns expanded per iteration."""
+    """ARPO: paths at a turn that branches, the one that made it included. AT²PO (6): turns expanded per
+    iteration."""
     threshold: float = 0.5
-    """ARPO branches where clip(threshold_base − weight · ΔH, 0, 1) is at most this."""
-    base: float = 0.5
+    """ARPO branches at a turn when U − weight · ΔH, U uniform in [0, 1], is at most this: the chance at a
+    turn that is as uncertain as the path's first."""
     weight: float = 0.2
+    """ARPO: what ΔH = 1 adds to that chance."""
+    window: int = 20
+    """ARPO: tokens of a turn, from its first, whose entropies count."""
+    vocabulary: int = 151_936
+    """ARPO divides entropies by log |V|; this is Qwen2.5's. With a smaller one entropy weighs more."""
     sibling_penalty: float = 0.05
     """AT²PO: what each sibling that is there already takes off a score."""
 
     def __post_init__(self) -> None:
         forms = ("arpo", "at2po")
         require(self.form in forms, "allocator.rule.form", f"one of {', '.join(forms)}", self.form)
-        require(self.initial >= 1, "allocator.rule.initial", "at least 1", self.initial)
-        require(self.beam >= 1, "allocator.rule.beam", "at least 1", self.beam)
+        for name in ("initial", "beam", "window"):
+            require(getattr(self, name) >= 1, f"allocator.rule.{name}", "at least 1", getattr(self, name))
+        require(0 <= self.threshold <= 1, "allocator.rule.threshold", "in [0, 1]", self.threshold)
+        require(math.isfinite(self.weight), "allocator.rule.weight", "a finite number", self.weight)
+        require(self.vocabulary >= 2, "allocator.rule.vocabulary", "at least 2", self.vocabulary)
+        penalty = self.sibling_penalty
+        require(0 <= penalty < math.inf, "allocator.rule.sibling_penalty", "0 or more", penalty)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,15 +73,27 @@ class UucbRuleConfig(RuleConfig):
 
     name: str = "uucb"
     initial: int = 2
-    """Continuations from the prompt before prefixes compete."""
+    """Continuations from the prompt before prefixes compete; about a third of all is a good share."""
+    potential: str = "mixing"
+    """What the value term adds up: `mixing`, 4 V (1 − V); `success`, V; `contrast`, the outcomes still
+    missing under an anchor and before it."""
+    decay: float = 0.5
+    """`contrast`: what an outcome is worth under a turn, beside what it is worth under the turn before it."""
     value: float = 1.0
-    exploration: float = 0.5
-    entropy: float = 0.1
+    exploration: float = 0.05
+    entropy: float = 0.05
+    """The paper's weights are not known. `value` is a chance, and where outcomes are nearly certain it
+    differs by a few hundredths from anchor to anchor: greater weights of the others drown it."""
 
     def __post_init__(self) -> None:
+        potentials = ("mixing", "success", "contrast")
+        rule = f"one of {', '.join(potentials)}{nearest(self.potential, potentials)}"
+        require(self.potential in potentials, "allocator.rule.potential", rule, self.potential)
         require(self.initial >= 1, "allocator.rule.initial", "at least 1", self.initial)
+        require(0 <= self.decay <= 1, "allocator.rule.decay", "in [0, 1]", self.decay)
         for name in ("value", "exploration", "entropy"):
-            require(getattr(self, name) >= 0, f"allocator.rule.{name}", "0 or more", getattr(self, name))
+            weight = getattr(self, name)
+            require(0 <= weight < math.inf, f"allocator.rule.{name}", "0 or more", weight)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,6 +103,9 @@ class TraceRuleConfig(RuleConfig):
     name: str = "trace"
     per_root: int = 2
     """N: continuations from prefixes for each one from the root."""
+    posterior: bool = True
+    """Whether the success predicted at a prefix knows how its rollout and others of the tree ended (see
+    `allocator/rules/trace.py`); false = what was predicted when the prefix was reached."""
 
     def __post_init__(self) -> None:
         require(self.per_root >= 0, "allocator.rule.per_root", "0 or more", self.per_root)
@@ -97,7 +124,7 @@ class PatrRuleConfig(RuleConfig):
     margin: float = 0.5
     """α: stop below median − α."""
     repeats: int = 6
-    """Θ: stop when the same action was taken this many turns in a row."""
+    """Θ: stop when the newest turns, this many, all took the same action."""
 
     def __post_init__(self) -> None:
         for name in ("interval", "children", "repeats"):
@@ -122,9 +149,11 @@ class IgrpoRuleConfig(RuleConfig):
     stable_steps: int = 150
 
     def __post_init__(self) -> None:
-        require(self.gamma >= 0, "allocator.rule.gamma", "0 or more", self.gamma)
-        require(self.cap >= 1, "allocator.rule.cap", "at least 1", self.cap)
-        require(self.max_levels >= 1, "allocator.rule.max_levels", "at least 1", self.max_levels)
+        for name in ("cap", "max_levels"):
+            require(getattr(self, name) >= 1, f"allocator.rule.{name}", "at least 1", getattr(self, name))
+        for name in ("gamma", "pseudo_scale", "stable_steps"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"allocator.rule.{name}", "0 or more, and finite", value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,6 +204,20 @@ class PredictorConfig:
 
     name: str = "history"
     """`history` looks at depth only; `shared` is learned over prefix features, with `history` beside it."""
+    discount: float = 0.9
+    """λ: what a wave (one batch of trees) keeps of the evidence before it. The policy moves, so old outcomes
+    fade; 0.9 remembers about ten waves, 1 forgets nothing."""
+    strength: float = 1.0
+    """`shared`: standard deviation, in log-odds, of a weight before there is evidence."""
+    features: bool = True
+    """`shared`: use the hidden states that actors report (engine.features, at most the first 64 values)."""
+    recalibrate: bool = True
+    """`shared`: after each wave, put the log-odds right by a slope and a shift learned from its outcomes."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.discount <= 1, "allocator.predictor.discount", "in (0, 1]", self.discount)
+        positive = math.isfinite(self.strength) and self.strength > 0
+        require(positive, "allocator.predictor.strength", "finite and above 0", self.strength)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -226,10 +269,26 @@ BUDGETS = tuple(BUDGET_SCHEMAS)
 PREDICTORS = ("history", "shared")
 
 
+def root_cost(rule: RuleConfig) -> int:
+    """Continuations that go with each one from the root, itself included, under a rule that says so."""
+    return 1 + rule.per_root if isinstance(rule, TraceRuleConfig) else 1
+
+
 def check_allocator(config: AllocatorConfig, batch_trees: int) -> None:
     """Rules across the section. Raises `ConfigError` naming the keys and the remedy."""
     rule, total = config.rule, config.budget.continuations
-    if isinstance(rule, RandomRuleConfig):
+    if isinstance(config.budget, TraceRootsConfig):
+        unit = root_cost(rule)
+        require(
+            total >= 2 * unit and total % unit == 0,
+            "allocator.budget.continuations",
+            "at least 2 for budget=trace_roots"
+            if unit == 1
+            else f"a multiple of {unit}, at least {2 * unit}, for budget=trace_roots with rule={rule.name} "
+            f"(2 or more from the prompt, {unit - 1} from prefixes for each)",
+            total,
+        )
+    elif isinstance(rule, RandomRuleConfig):
         per_round = rule.chains * rule.expansions
         require(
             total >= rule.chains and (total - rule.chains) % per_round == 0,

@@ -48,10 +48,11 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End a path that waits at its horizon, with the reward the rule gives it."""
+    """End a path that waits at its horizon."""
 
     number: int
     reward: float
+    """What the rule says in place of the rest of the path; what its turns had earned comes on top."""
     source: RewardSource = RewardSource.PRUNE_RULE
     """`PSEUDO_REWARD` where the reward is a guess at what would have come. Neither is a target of the success
     predictor."""
@@ -155,6 +156,8 @@ class Rule(abc.ABC):
     """Kinds of events a decision depends on. Empty: never throttled by score staleness."""
     requires: frozenset[str] = frozenset()
     """Capabilities an actor must have (fields of `Capabilities`), else its hello is refused."""
+    turns_need: frozenset[str] = frozenset()
+    """Fields of a turn that must not be empty, else the run ends with a sentence at the first one that is."""
 
     @abc.abstractmethod
     def decide(self, view: TreeView) -> Decision:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, TreeView
+from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, Scored, TreeView
+from allocator.rules.reading import from_the_prompt
 from common.nouns import ROOT
 
 
@@ -16,3 +17,7 @@ class FlatRule(Rule):
         if view.budget_left == 0:
             return COMPLETE
         return Decision(picks=(Pick(ROOT),) * view.budget_left)
+
+    def explain(self, view: TreeView) -> list[Scored]:
+        """There is only the prompt."""
+        return from_the_prompt(view.budget_left)

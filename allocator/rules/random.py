@@ -7,7 +7,20 @@ constants: M = 2, N = 2, one round.
 
 from __future__ import annotations
 
-from allocator.rules.base import COMPLETE, WAIT, BranchView, Decision, EventKind, Pick, Rule, TreeView
+import math
+
+from allocator.rules.base import (
+    COMPLETE,
+    WAIT,
+    BranchView,
+    Decision,
+    EventKind,
+    Pick,
+    Rule,
+    Scored,
+    TreeView,
+)
+from allocator.rules.reading import best_first, from_the_prompt
 from common.nouns import ROOT, TurnStatus
 
 
@@ -37,6 +50,22 @@ class RandomRule(Rule):
             return WAIT
         return self._round(view, members)
 
+    def explain(self, view: TreeView) -> list[Scored]:
+        """How likely each node is what a draw of the round takes, whichever chain draws; by chain in the
+        terms."""
+        members = self._members(view)
+        missing = sum(not branches for branches in members)
+        if missing:
+            return from_the_prompt(missing)
+        terms: dict[int, dict[str, float]] = {}
+        for chain, branches in enumerate(members):
+            candidates = expansion_nodes(view, branches)
+            for node in candidates:
+                terms.setdefault(node, {})[f"chain {chain}"] = 1.0 / len(candidates)
+        return best_first(
+            Scored(node, math.fsum(each.values()) / self.chains, each) for node, each in terms.items()
+        )
+
     def _round(self, view: TreeView, members: list[list[BranchView]]) -> Decision:
         """N draws a chain, fewer for a chain that got some of this round's leases already."""
         done = [len(branches) - 1 for branches in members]
@@ -58,5 +87,6 @@ class RandomRule(Rule):
 
 def expansion_nodes(view: TreeView, branches: list[BranchView]) -> list[int]:
     """The root and the open turns of a chain's tree, by (owner, offset)."""
-    nodes = (index for branch in branches for index in branch.nodes)
-    return [ROOT, *(index for index in nodes if view.node(index).turn.status is TurnStatus.OPEN)]
+    node, still_open = view.node, TurnStatus.OPEN
+    nodes = [index for branch in branches for index in branch.nodes]
+    return [ROOT, *[index for index in nodes if node(index).turn.status is still_open]]

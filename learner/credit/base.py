@@ -7,7 +7,7 @@ the branch trains, and with what share of its weight, is `learner.node_weight`'s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.config_learner import CreditConfig
@@ -42,6 +42,35 @@ def leaf_of(continuation: Continuation) -> int:
 def branch_turns(tree: Tree, continuation: Continuation) -> tuple[Node, ...]:
     """The turns of a continuation's branch, `[turns]`, root left out."""
     return tuple(node for node in tree.walk(leaf_of(continuation)) if node.index != ROOT)
+
+
+def returns_by_owner(turns: Sequence[Node], continuation: Continuation) -> dict[int, float]:
+    """What a branch returns to each continuation whose turns it passes through, by number, leaf upwards.
+
+    A continuation is paid from its own first turn on: what its turns on this branch earned, and what came
+    after them. For the continuation that the branch belongs to that is its outcome, which holds all its own
+    turns already. For a lease that ended at a horizon it is what its turns earned on the way and what this
+    heir brought: with the heirs' shares 1/m as weights the sum over their branches is the lease's return, its
+    own rewards and the weighted return of its heirs.
+
+    Args:
+        turns: of the branch, `[turns]` (`branch_turns`).
+        continuation: its own, with an outcome.
+    """
+    if continuation.outcome is None:
+        raise ValueError(f"continuation {continuation.number} has no outcome, hence no return")
+    total = continuation.outcome.reward
+    returns = {continuation.number: total}
+    for node in reversed(turns):
+        if node.lease != continuation.number:
+            total += node.turn.reward
+            returns[node.lease] = total
+    return returns
+
+
+def branch_reward(turns: Sequence[Node], continuation: Continuation) -> float:
+    """What a branch earned from the prompt to its leaf."""
+    return list(returns_by_owner(turns, continuation).values())[-1]
 
 
 def turn_baselines(tree: Tree) -> dict[int, float]:

@@ -7,25 +7,26 @@ from collections.abc import Sequence
 
 from common.config_learner import CreditConfig
 from common.nouns import Tree
-from learner.credit.base import BranchCredit, branch_turns
+from learner.credit.base import BranchCredit, branch_reward, branch_turns
 
 
 def grpo(tree: Tree, settings: CreditConfig) -> list[BranchCredit]:
     """A = (r − mean) / (std + ε) over the tree's leaves, every turn of a branch alike, weight 1 / leaves.
 
-    See "DeepSeekMath" (arXiv 2402.03300, §4.1); constants as in verl: Bessel-corrected std, ε = 1e-6. Where
-    verl pays a singleton its raw reward, a group without contrast (one leaf, or all rewards equal) is paid
-    exactly 0 here: nothing was compared. The realised number of leaves is in the weight and in the mean, so
-    under adaptive branching the gradient depends on how many branches came to be and the estimate is biased,
-    as published.
+    r is what the whole branch earned, from the prompt to the leaf. See "DeepSeekMath" (arXiv 2402.03300,
+    §4.1); constants as in verl: Bessel-corrected std, ε = 1e-6. Where verl pays a singleton its raw reward, a
+    group without contrast (one leaf, or all rewards equal) is paid exactly 0 here: nothing was compared. The
+    realised number of leaves is in the weight and in the mean, so under adaptive branching the gradient
+    depends on how many branches came to be and the estimate is biased, as published.
     """
     leaves = list(tree.leaves())
-    scores = z_scores([leaf.outcome.reward for leaf in leaves if leaf.outcome is not None], settings.epsilon)
-    credits = []
-    for leaf, score in zip(leaves, scores, strict=True):
-        turns = branch_turns(tree, leaf)
-        credits.append(BranchCredit(leaf, turns, (score,) * len(turns), 1.0 / len(leaves)))
-    return credits
+    branches = [branch_turns(tree, leaf) for leaf in leaves]
+    rewards = [branch_reward(turns, leaf) for turns, leaf in zip(branches, leaves, strict=True)]
+    scores = z_scores(rewards, settings.epsilon)
+    return [
+        BranchCredit(leaf, turns, (score,) * len(turns), 1.0 / len(leaves))
+        for leaf, turns, score in zip(leaves, branches, scores, strict=True)
+    ]
 
 
 def z_scores(rewards: Sequence[float], epsilon: float) -> list[float]:

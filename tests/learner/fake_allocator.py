@@ -74,6 +74,8 @@ class FakeAllocator:
         self.forgetful = threading.Event()
         """While set, nothing is confirmed as durable."""
         self.goodbye: Bye | None = None
+        self.name = "allocator/1"
+        """Of this process of the allocator."""
         self._ids: set[bytes] = set()
         self._incarnation = ""
         self._route: bytes | None = None
@@ -189,5 +191,5 @@ class FakeAllocator:
             yield self._make(len(self.times_delivered), self.version)
 
     def _send(self, message: Any, msg_id: bytes | None = None) -> None:
-        frames = encode(message, run=self._run_id, sender="allocator/1", msg_id=msg_id)
+        frames = encode(message, run=self._run_id, sender=self.name, msg_id=msg_id)
         self.router.send_multipart([self._route, *frames])

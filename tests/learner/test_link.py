@@ -113,6 +113,23 @@ def test_what_was_received_but_not_written_down_goes_again_after_a_reconnect():
         assert allocator.arrivals["Credit"] == 2
 
 
+def test_another_process_of_the_allocator_is_known_by_its_name_and_told_everything_at_once():
+    """No silence is waited for, and no new socket made."""
+    timing = dict(heartbeat_s=0.1, dead_after_s=60.0)
+    with FakeAllocator(make, ahead=0, **timing) as allocator, Open(allocator.endpoint, **timing) as end:
+        end.next(Welcomed)
+        allocator.forgetful.set()
+        end.link.send(Credit(5))
+        allocator.wait(lambda: allocator.arrivals["Credit"] == 1)
+        allocator.forgetful.clear()
+        allocator.name = "allocator/2"  # its next word, about a heartbeat, bears that
+        end.next(Welcomed)
+        assert end.link.drain(5)
+        assert allocator.arrivals["Credit"] == 2 and end.link.sessions == 1
+        time.sleep(0.5)
+        assert len(allocator.hellos) == 2
+
+
 def test_an_idle_line_is_kept_open_without_reconnecting():
     timing = dict(heartbeat_s=0.1, dead_after_s=0.5)
     with FakeAllocator(make, ahead=0, **timing) as allocator, Open(allocator.endpoint) as end:
