@@ -12,15 +12,16 @@ from common.errors import ConfigError, nearest
 NAMES = ("fixed", "trace_roots", "adaptive")
 
 
-def make_budget(config: BudgetConfig, batch_trees: int = 1) -> Budget:
-    """The budget that `allocator.budget` names, for waves of `batch_trees` prompts.
+def make_budget(config: BudgetConfig, batch_trees: int = 1, unit: int = 1) -> Budget:
+    """The budget that `allocator.budget` names, for waves of `batch_trees` prompts and a branch rule under
+    which a sample from the root costs `unit` continuations (`common.config_allocator.root_cost`).
 
     Raises:
         ConfigError: there is none of that name.
     """
     match config:
         case TraceRootsConfig():
-            return TraceRootsBudget(config, batch_trees)
+            return TraceRootsBudget(config, batch_trees, unit)
         case AdaptiveConfig():
             return AdaptiveBudget(config, batch_trees)
     if config.name == "fixed":

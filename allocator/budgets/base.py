@@ -1,8 +1,8 @@
 """What a budget is: how many continuations each prompt gets, decided alone or over many prompts.
 
 A budget is told of each prompt once its root is known (`admit`) and answers with whatever allowances it can
-name now, of this prompt or of others that were waiting with it: a budget that spreads one sum over a pool of
-prompts answers `{}` until the pool is full. The rule is not asked about a prompt before it has its allowance.
+name now: that of this prompt, or, where it spreads one sum over the pool of a wave, `{}` until the pool is
+whole and then all of them. The rule is not asked about a prompt before it has its allowance.
 
     admit ─▶ allowances (0 = not selected) ─▶ … rule is done ─▶ extra ─▶ closed ─▶ withdraw
                                                                between waves: wave_done
@@ -30,7 +30,8 @@ class Prompt:
     tree: int
     wave: int
     slot: int
-    """Its place in the run; `candidates` prompts share one until they are chosen from."""
+    """Its place in the run; the prompts of a pool have that of their wave's first until they are chosen
+    from."""
     root: Node
     prediction: Prediction
     """Success predicted at the root, before anything was sampled."""
@@ -42,23 +43,27 @@ class Budget(abc.ABC):
     name: str
     typical: int
     """Continuations a prompt usually gets: how many prompts to prepare for the room there is."""
+    pooled: bool = False
+    """Whether `admit` names the allowances of a whole wave at once, exactly one batch of them above 0; the
+    others are dropped as `not_selected`. A prompt that comes to the wave later gets its own at once."""
     candidates: int = 1
-    """Prompts set up for each place in a batch. With more than one, `admit` names the allowances of a whole
-    wave at once, exactly one batch of them above 0; the others are dropped as `not_selected`."""
+    """Prompts set up for each place in a batch; more than one only where they are pooled."""
 
     @abc.abstractmethod
     def admit(self, prompt: Prompt) -> Mapping[int, int]:
         """A prompt is ready. Returns the allowances that can be named now, by tree; 0 = not selected."""
 
     @abc.abstractmethod
-    def withdraw(self, tree: int) -> Mapping[int, int]:
-        """A prompt is closed or dropped. Returns allowances that can be named because of that."""
+    def withdraw(self, tree: int, slot: int) -> Mapping[int, int]:
+        """A prompt is closed or dropped, perhaps before it was admitted. Returns allowances that can be named
+        because of that."""
 
     @abc.abstractmethod
     def extra(self, view: TreeView) -> int | None:
         """More continuations for a tree whose rule is done and where nothing is outstanding; 0 = close it.
 
-        None = that depends on trees of its wave that are not done yet: it is asked again when one of them is.
+        None = that depends on trees of its wave in lower places that are not done yet: it is asked again when
+        one of its wave got more, or is closed or dropped.
         """
 
     @abc.abstractmethod

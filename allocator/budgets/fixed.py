@@ -19,7 +19,7 @@ class FixedBudget(Budget):
     def admit(self, prompt: Prompt) -> Mapping[int, int]:
         return {prompt.tree: self.typical}
 
-    def withdraw(self, tree: int) -> Mapping[int, int]:
+    def withdraw(self, tree: int, slot: int) -> Mapping[int, int]:
         return {}
 
     def extra(self, view: TreeView) -> int:
