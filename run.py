@@ -41,7 +41,7 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 SCHEMAS: dict[str, Mapping[str, type]] = {"allocator/rule": RULE_SCHEMAS, "allocator/budget": BUDGET_SCHEMAS}
 """Groups whose options differ in what can be set, and the schema of each option (`schema_<option>`)."""
 
-NOT_RECORDED = ("role", "run", "actor.", "audit.", "eval.checkpoint", "eval.name")
+NOT_RECORDED = ("role", "run", "actor.", "audit.", "replay.", "eval.checkpoint", "eval.name")
 """Settings that belong to one process and are not taken over from a run."""
 
 
@@ -254,6 +254,10 @@ def _start_on_run(config: Config) -> int:
             from common.tracker import run_tracker
 
             return run_tracker(config, rundir)
+        case Role.REPLAY:
+            from allocator.replay_role import run_replay
+
+            return run_replay(config, rundir)
         case _:
             from common.audit import run_audit
 

@@ -9,7 +9,9 @@ waits for: the allocator.  unblocked by: any frame from it, or silence: after `d
 thrown away for a new one, and after `lost_after_s` without a word `run` raises `PeerLost`.
 
 A session begins with `Hello`; until `Welcome` answers it, nothing else is sent. Then everything that is not
-durable goes again, in order: the allocator may be a new process. One task reads the socket and one writes.
+durable goes again, in order: the allocator may be a new process. The socket finds one by itself that listens
+where the old one did; whatever it says bears its name, which is not the old one's, and the session begins
+again. One task reads the socket and one writes.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ class Link:
         self._acks: list[bytes] = []
         self._wake = asyncio.Event()
         self._welcomed = False
+        self._allocator = ""
+        """Which process of it was heard last."""
         self._heard_at = 0.0
         self._repeats = Repeats()
         # Random once and then counted: asking the system for randomness each time costs a call a message.
@@ -172,7 +176,18 @@ class Link:
             except ProtocolError as error:
                 self._bad_frame(error)
                 continue
+            self._notice(envelope.sender)
             self._dispatch(envelope.message, envelope.id)
+
+    def _notice(self, sender: str) -> None:
+        """Another process of the allocator than before knows neither this actor nor what it has said."""
+        if sender == self._allocator:
+            return
+        if self._allocator and self._welcomed:
+            LOG.info("the allocator was restarted")
+            self._welcomed = False
+            self._put(self._hello())
+        self._allocator = sender
 
     def _dispatch(self, message: Any, msg_id: bytes) -> None:
         match message:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from allocator.accounts import account_stats
 from allocator.delivery import TreeState
 from allocator.leases import KINDS
 from allocator.peers import ACTOR
@@ -47,7 +48,9 @@ def _leases(s: CoreState) -> Iterator[str]:
     yield from _differ("pending", book.pending, sum(b.state is BranchState.PENDING for b in branches))
     yield from (f"unknown ending {kind!r}" for kind in book.ended if kind not in KINDS)
     for branch in branches:
-        yield from _differ(f"endings of {branch.id}", branch.epoch + 1 - branch.live, len(branch.endings))
+        yield from _differ(f"endings of {branch.id}", branch.attempts - branch.live, len(branch.endings))
+        if branch.epoch < branch.attempts - 1:
+            yield f"the {branch.attempts} attempts at {branch.id} share an epoch"
         ended = branch.state is BranchState.ENDED
         if ended != bool(branch.ended):
             yield f"{branch.id} is {branch.state.value} and ended as {branch.ended!r}"
@@ -72,16 +75,32 @@ def _trees(s: CoreState) -> Iterator[str]:
     yield from _differ("committed trees", d.committed, sum(map(len, d.committed_at.values())))
     if d.sent > d.credit:
         yield f"delivered {d.sent} trees on a credit of {d.credit}"
-    kept = d.opened - sum(d.dropped.values())
-    if kept > s.settings.trees * d.candidates:
-        yield f"{kept} trees opened and not dropped, the run trains on {s.settings.trees}"
-    grown = [t for t in s.forest.trees.values() if d.candidates == 1 or t.allowance is not None]
+    if d.taken > s.settings.trees:
+        yield f"{d.taken} slots are taken, the run trains on {s.settings.trees}"
+    grown = [tree for tree in s.forest.trees.values() if not tree.candidate]
+    yield from _differ("candidates", s.forest.candidates, len(s.forest.trees) - len(grown))
     slots = [t.slot for t in grown] + [p.slot for p in d.parcels.values()]
     slots += [slot for entries in d.committed_at.values() for _, slot in entries]
     if len(set(slots)) != len(slots):
         yield "two trees share a slot"
+    if s.ending is None:
+        yield from _pools(s, len(slots))
     for parcel in d.parcels.values():
         yield from _finished(parcel.tree, parcel.tokens)
+
+
+def _pools(s: CoreState, slots: int) -> Iterator[str]:
+    """Each taken slot has a tree or belongs to a pool, which will be whole; and no wave waits for itself."""
+    d = s.delivery
+    pooled = Counter(tree.wave for tree in s.forest.trees.values() if tree.candidate)
+    yield from _differ("taken slots", d.taken, slots + len(d.pools) * s.settings.batch_trees)
+    for wave, missing in d.pools.items():
+        yield from _differ(f"prompts for the pool of wave {wave}", d.pool, missing + pooled.pop(wave, 0))
+    yield from (f"{count} candidates of wave {wave} have no pool" for wave, count in pooled.items())
+    busy = {tree.wave for tree in s.forest.trees.values() if not tree.parked}
+    for wave, waiting_trees in s.forest.parked.items():
+        if wave not in busy:
+            yield f"trees {sorted(waiting_trees)} of wave {wave} wait for others of it, and there are none"
 
 
 def _finished(tree: Tree, tokens: int) -> Iterator[str]:
@@ -171,6 +190,9 @@ def stats(s: CoreState) -> dict[str, float]:
                            once, also where the word crosses a revoke.
         crossed_tokens     action tokens of turns that came after their lease was taken back, each turn once.
 
+    `growth/…` is what closed trees cost, from the prompt and from prefixes, in continuations and action
+    tokens (`accounts`), `budget/…` and `predictor/…` what those two say of themselves.
+
     Hence sampled action tokens = those of accepted turns + crossed_tokens + discarded_tokens, but for what
     incarnations that were replaced, or died, could not report any more.
     """
@@ -208,4 +230,5 @@ def stats(s: CoreState) -> dict[str, float]:
     values |= {f"waiting/{name}": count for name, count in s.waited.items()}
     values |= {f"predictor/{name}": value for name, value in s.predictor.stats().items()}
     values |= {f"budget/{name}": value for name, value in s.budget.stats().items()}
+    values |= {f"growth/{name}": value for name, value in account_stats(forest.account).items()}
     return values

@@ -1,6 +1,6 @@
 """The allocator's decision core: a state machine without sockets, clocks, threads or global randomness.
 
-    handle(peer, message, now) -> Handled(sends, ack)        tick(now) -> sends
+    handle(peer, message, now) -> Handled(sends, ack)        tick(now) -> sends        restart(boot, now)
 
          Hello ─▶ door ──────────────┐
     actor says ─▶ growing ─▶ forest ─┼─▶ pump ─▶ Inspect, Grant ─▶ actors        (granting)
@@ -21,7 +21,7 @@ from allocator import granting, growing, learning
 from allocator.audit import audit, stats, waiting
 from allocator.budgets import make_budget
 from allocator.budgets.base import Budget
-from allocator.door import PEER_LOST, end_run, hello, leave, revive, silent
+from allocator.door import PEER_LOST, end_run, hello, leave, restart, revive, silent
 from allocator.endings import confirm_stop, retry
 from allocator.peers import ACTOR, Peer
 from allocator.rules import make_rule
@@ -30,6 +30,7 @@ from allocator.settings import Settings
 from allocator.state import CoreState, Exit, Handled, Record, Send
 from allocator.tree import Branch, GrowingTree
 from common.config import Config
+from common.config_allocator import root_cost
 from common.messages import Bye, Hello, InspectFailed, Message
 from common.predictor import HistoryPredictor, Predictor
 from common.predictors import make_predictor
@@ -55,7 +56,9 @@ class AllocatorCore:
         """The core that a configuration describes, for the run named `run`."""
         rule, budget = (
             make_rule(config.allocator.rule),
-            make_budget(config.allocator.budget, config.learner.batch_trees),
+            make_budget(
+                config.allocator.budget, config.learner.batch_trees, root_cost(config.allocator.rule)
+            ),
         )
         predictor = make_predictor(config.allocator.predictor)
         return cls(Settings.from_config(config, run), rule, budget, predictor)
@@ -70,19 +73,22 @@ class AllocatorCore:
         return Handled(s.take_sends(), ack)
 
     def tick(self, now: float) -> list[Send]:
-        """Time has passed: deadlines, silence, rest, balance. Call a few times a second."""
+        """Time has passed: deadlines, silence, rest, balance. Call a few times a second.
+
+        One that changes nothing but the clock leaves no record, so that a replay needs only the others.
+        """
+        changed = not self._begun
         s = self._at(now)
         before = len(s.records)
         s.waited[waiting(s)] += 1
-        acted = False
         while (due := s.next_due()) is not None:
-            acted = self._remind(*due) or acted
-        self._learner_overdue()
+            changed = self._remind(*due) or changed
+        changed = self._learner_overdue() or changed
         granting.pump(s)
         if s.ending is None:
             granting.rebalance(s)
         sends = s.take_sends()
-        if acted or sends or len(s.records) > before:
+        if changed or sends or len(s.records) > before:
             s.records.insert(before, ("tick", {"now": now}))
         return sends
 
@@ -94,6 +100,16 @@ class AllocatorCore:
         if s.peers.learner is not None:
             s.send(s.peers.learner.key, Bye(code, reason))
         return s.take_sends()
+
+    def restart(self, boot: int, now: float) -> None:
+        """The process that ran this core died: another one, the `boot`-th after the first, goes on.
+
+        Nobody can be told anything yet: whoever is there says hello again.
+        """
+        s = self._at(now)
+        restart(s, boot)
+        s.sends.clear()
+        s.departed.clear()
 
     def take_records(self) -> list[Record]:
         """Journal records since the last call, in order."""
@@ -177,7 +193,7 @@ class AllocatorCore:
     # --- time --------------------------------------------------------------------------------------------
 
     def _remind(self, kind: str, subject: Any, epoch: int) -> bool:
-        """Act on a reminder if it still matters. True when something changed."""
+        """Act on a reminder if it still matters. True when something changed, a new reminder included."""
         match kind:
             case "lease":
                 return self._lease_due(subject, epoch)
@@ -189,9 +205,7 @@ class AllocatorCore:
                 key, lease = subject
                 peer = self.state.peers.members.get(key)
                 return peer is not None and confirm_stop(self.state, peer, lease)
-        subject.resting = False
-        self.state.peers.changed(subject)
-        return True
+        return self._rested(subject)
 
     def _lease_due(self, branch: Branch, epoch: int) -> bool:
         s = self.state
@@ -201,7 +215,7 @@ class AllocatorCore:
         due = s.leases.due(branch, peer, s.settings.lease_deadline_s)
         if due > s.now:
             s.remind(due, "lease", branch, epoch)
-            return False
+            return True
         retry(s, branch, peer, "expired", "no progress in time", confirmed=False)
         return True
 
@@ -218,17 +232,25 @@ class AllocatorCore:
         due = peer.seen_at + s.settings.dead_after_s
         if due > s.now:
             s.remind(due, "silence", peer)
-            return False
+            return True
         silent(s, peer)
         return True
 
-    def _learner_overdue(self) -> None:
+    def _rested(self, peer: Peer) -> bool:
+        if not peer.resting or self.state.peers.members.get(peer.key) is not peer:
+            return False
+        peer.resting = False
+        self.state.peers.changed(peer)
+        return True
+
+    def _learner_overdue(self) -> bool:
+        """End the run for want of a learner. True when that was now."""
         s = self.state
         learner, limit = s.peers.learner, s.settings.connect_timeout_s
-        if s.ending is None and (learner is None or not learner.alive) and s.now - s.learner_since > limit:
-            what = "no learner has said hello" if s.version is None else "the learner is gone"
-            end_run(
-                s,
-                PEER_LOST,
-                f"{what} for {limit:g} s (cluster.connect_timeout_s): start it again, then the run",
-            )
+        gone = learner is None or not learner.alive
+        if s.ending is not None or not gone or s.now - s.learner_since <= limit:
+            return False
+        what = "no learner has said hello" if s.version is None else "the learner is gone"
+        wanted = f"{what} for {limit:g} s (cluster.connect_timeout_s)"
+        end_run(s, PEER_LOST, f"{wanted}: start it again, then the run")
+        return True

@@ -3,10 +3,16 @@
     slot ──open──▶ growing ──▶ READY ──credit──▶ DELIVERED ──Consumed──▶ CONSUMED ──Committed──▶ forgotten
       ▲                │          ▲                  │                       │
       └── dropped ◀────┴──────────┴── a new learner incarnation: redelivered ┘
+                                      (a restart of the allocator: what was DELIVERED)
 
 A run has `steps · batch` slots; a tree takes the lowest free one and a drop frees it, so that opened −
-dropped never exceeds what the run trains on. The wave of a tree is `slot // batch`. Where a budget chooses
-among `candidates` prompts for each slot, that many trees are opened for it, and the choice leaves one.
+dropped never exceeds what the run trains on. The wave of a tree is `slot // batch`.
+
+Where a budget spreads one sum over the prompts of a wave, they come as a pool, possibly larger than the wave:
+the first of them takes all slots of the wave, and those chosen share them out. A pool that was begun is
+filled before anything else and whatever the learner's step, since nothing of it can grow before it is whole:
+half a pool that waited for room behind other trees, and they for an update that lacks its trees, would stand
+for ever.
 """
 
 from __future__ import annotations
@@ -37,14 +43,19 @@ class Parcel:
     state: TreeState = TreeState.READY
     step: int = -1
     """Update it went into, once consumed."""
+    sent: bool = False
+    """Whether it ever left for a learner, and may have arrived."""
 
 
 class Delivery:
     """Slots, parcels and the learner's credit."""
 
-    def __init__(self, settings: Settings, candidates: int = 1) -> None:
+    def __init__(self, settings: Settings, pool: int = 0) -> None:
         self.settings = settings
-        self.candidates = candidates
+        self.pool = pool
+        """Prompts of a wave's pool; 0 = each prompt is on its own."""
+        self.pools: dict[int, int] = {}
+        """Prompts that are still to be opened, by wave, while its pool has not been chosen from."""
         self.parcels: dict[int, Parcel] = {}
         self.states: Counter[TreeState] = Counter()
         self.opened = 0
@@ -56,35 +67,60 @@ class Delivery:
         """Trees the learner is ready to hold, counted from its first hello as this incarnation."""
         self.sent = 0
         self._ready: list[int] = []
-        self._next_place = 0
-        """Places are `candidates` to a slot."""
+        self._next_slot = 0
         self._free_slots: list[int] = []
 
     # --- opening -----------------------------------------------------------------------------------------
 
-    def room(self, step: int, running: int, candidates: int = 0) -> int:
-        """Trees that may still be opened now, at the learner's `step` with `running` trees open, and as many
-        `candidates` beside them among which nobody has chosen yet."""
-        accepted = len(self.parcels) + self.committed
+    def room(self, step: int, growing: int) -> int:
+        """Trees that may be opened now, at the learner's `step` with `growing` open trees that have a slot of
+        their own; of a pool that was not begun, how many of its slots."""
+        missing = sum(self.pools.values()) if self.pools else 0
+        if missing:
+            return missing
         settings = self.settings
-        ahead = work_ahead(step, settings.max_policy_lag, settings.batch_trees, accepted, running)
-        places = settings.trees * self.candidates - self._next_place + len(self._free_slots)
-        return min(ahead * self.candidates - candidates, places)
+        growing += len(self.pools) * settings.batch_trees
+        accepted = len(self.parcels) + self.committed
+        ahead = work_ahead(step, settings.max_policy_lag, settings.batch_trees, accepted, growing)
+        return min(ahead, settings.trees - self.taken)
+
+    @property
+    def taken(self) -> int:
+        """Slots that a tree or a pool has."""
+        return self._next_slot - len(self._free_slots)
 
     def take_slot(self) -> tuple[int, int]:
-        """Open a tree: its id (order of opening) and its slot."""
-        tree = self.opened
+        """Open a tree: its id (order of opening) and its slot; of a pool, the first of its wave."""
+        tree, batch = self.opened, self.settings.batch_trees
         self.opened += 1
+        for wave, missing in self.pools.items():
+            if missing:
+                self.pools[wave] -= 1
+                return tree, wave * batch
         if self._free_slots:
             return tree, heapq.heappop(self._free_slots)
-        self._next_place += 1
-        return tree, (self._next_place - 1) // self.candidates
+        slot = self._next_slot
+        self._next_slot += batch if self.pool else 1
+        if self.pool:
+            self.pools[slot // batch] = self.pool - 1
+        return tree, slot
 
-    def drop(self, slot: int, reason: str, *, place_filled: bool = False) -> None:
-        """A tree is given up: its slot is free for another, unless another candidate has it already."""
+    def in_pool(self, slot: int) -> bool:
+        """Whether the wave of a slot has not been chosen from yet."""
+        return slot // self.settings.batch_trees in self.pools
+
+    def chosen(self, wave: int) -> None:
+        """Its slots have gone to prompts of its pool."""
+        del self.pools[wave]
+
+    def drop(self, slot: int, reason: str, *, candidate: bool = False) -> None:
+        """A tree is given up: its slot is free for another. A `candidate` has none: where its pool has not
+        been chosen from, it lacks a prompt now."""
         self.dropped[reason] += 1
-        if not place_filled:
+        if not candidate:
             heapq.heappush(self._free_slots, slot)
+        elif self.in_pool(slot):
+            self.pools[slot // self.settings.batch_trees] += 1
 
     # --- parcels -----------------------------------------------------------------------------------------
 
@@ -101,6 +137,7 @@ class Delivery:
             parcel = self.parcels.get(heapq.heappop(self._ready))
             if parcel is not None and parcel.state is TreeState.READY:
                 self._move(parcel, TreeState.DELIVERED)
+                parcel.sent = True
                 self.sent += 1
                 return parcel
         return None
@@ -139,7 +176,18 @@ class Delivery:
             self.drop(parcel.slot, reason)
         return parcel
 
-    # --- learner restarts --------------------------------------------------------------------------------
+    # --- restarts ----------------------------------------------------------------------------------------
+
+    def take_back(self) -> None:
+        """Whether delivered trees arrived is not known: they go again, within the same credit.
+
+        A learner that has them already takes no notice, and its word about them counts as if they had not.
+        """
+        for tree, parcel in self.parcels.items():
+            if parcel.state is TreeState.DELIVERED:
+                self._move(parcel, TreeState.READY)
+                self.sent -= 1
+                heapq.heappush(self._ready, tree)
 
     def rejoin(self, version: Version) -> tuple[list[int], list[int]]:
         """A new learner incarnation resumed at `version`; its credit starts at zero.

@@ -1,14 +1,16 @@
-"""Who comes in and who is gone: hello, goodbye, replaced incarnations, silence.
+"""Who comes in and who is gone: hello, goodbye, replaced incarnations, silence, and the silence of all.
 
 The newest incarnation of a name wins: the older one is told `Bye` ("superseded") and never heard again, its
 leases go on elsewhere under the next epoch. A peer that is merely silent for `dead_after_s` loses its
-leases too, but is taken back when it speaks again; what it then reports about them is fenced.
+leases too, but is taken back when it speaks again; what it then reports about them is fenced. When it was
+the allocator that died, all were silent, and none of them is to blame.
 """
 
 from __future__ import annotations
 
-from allocator.endings import end_with_run, retry
+from allocator.endings import end_attempt, end_with_run, retry
 from allocator.granting import end_inspection
+from allocator.leases import EPOCHS_A_BOOT
 from allocator.peers import ACTOR, LEARNER, Peer
 from allocator.state import CoreState, Exit
 from common.messages import PROTOCOL_VERSION, Bye, Hello, Revoke, Welcome
@@ -174,7 +176,7 @@ def revive(s: CoreState, peer: Peer) -> None:
     s.peers.set_alive(peer, True)
     s.remind(s.now + s.settings.dead_after_s, "silence", peer)
     for lease in peer.stopping:
-        s.send(peer.key, Revoke(lease, "fenced while silent"))
+        s.send(peer.key, Revoke(lease, "taken away while out of touch"))
 
 
 def _take_work(s: CoreState, peer: Peer, kind: str, reason: str) -> None:
@@ -186,6 +188,39 @@ def _take_work(s: CoreState, peer: Peer, kind: str, reason: str) -> None:
     for number in list(peer.inspecting):
         end_inspection(s, tree := s.forest.trees[number])
         s.uninspected.append(tree)
+
+
+def restart(s: CoreState, boot: int) -> None:
+    """This process goes on from the books of one that died, or was stopped.
+
+    Nothing that was out can be trusted to be in its peer's hands, or not to be: every live attempt is fenced
+    and waits behind its accepted turns, no failure of its own; every tree without a root is set up anew; what
+    was delivered goes again. Epochs start where no earlier process can have been. A run that was complete
+    stays so; one that was only stopped goes on.
+    """
+    s.leases.first_epoch = boot * EPOCHS_A_BOOT
+    if s.ending is not None and s.ending.code:
+        s.ending = None
+    for peer in s.peers.members.values():
+        s.peers.set_alive(peer, False)
+        _fence(s, peer)
+    s.uninspected.clear()
+    s.uninspected.extend(tree for tree in s.forest.trees.values() if not tree.nodes)
+    s.delivery.take_back()
+    s.learner_since = s.now
+
+
+def _fence(s: CoreState, peer: Peer) -> None:
+    """Take back all that a peer holds."""
+    reason = "the allocator was restarted"
+    for branch in [*peer.running, *peer.queued]:
+        if s.ending is None:
+            end_attempt(s, branch, peer, "fenced", reason, confirmed=False)
+            s.leases.want(branch)
+        else:
+            end_with_run(s, branch, peer, reason, confirmed=False)
+    for number in list(peer.inspecting):
+        end_inspection(s, s.forest.trees[number])
 
 
 def end_run(s: CoreState, code: int, reason: str) -> None:

@@ -57,9 +57,13 @@ def give_back(s: CoreState, branch: Branch) -> None:
 
 
 def end_with_run(s: CoreState, branch: Branch, peer: Peer, reason: str, *, confirmed: bool) -> None:
-    """The run is over: whatever the attempt brings now is not looked at."""
+    """The run is over: whatever the attempt brings now is not looked at. One that was stopped may be taken up
+    again, and the continuation waits for that."""
     end_attempt(s, branch, peer, "run_ended", reason, confirmed)
-    s.forest.end(branch, "run_ended", None)
+    if s.ending is not None and s.ending.code:
+        s.leases.want(branch)
+    else:
+        s.forest.end(branch, "run_ended", None)
 
 
 def close_tree(s: CoreState, tree: GrowingTree) -> None:
@@ -79,7 +83,7 @@ def drop_open_tree(s: CoreState, tree: GrowingTree, reason: str) -> None:
     """A tree without branches (its task could not be set up, or it was not selected) is given up."""
     s.forest.remove(tree)
     s.record("tree_dropped", tree=tree.id, reason=reason, tokens=tree.tokens())
-    s.delivery.drop(tree.slot, reason, place_filled=reason == NOT_SELECTED)
+    s.delivery.drop(tree.slot, reason, candidate=tree.candidate)
 
 
 def confirm_stop(s: CoreState, peer: Peer, lease: LeaseId) -> bool:

@@ -14,16 +14,19 @@ Staleness D (design §4): a decision's stamp is the tree's clock when it is made
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 import msgspec
 
+from allocator.accounts import count_tree
 from allocator.budgets.base import Budget, Prompt
 from allocator.hindsight import Hindsight
+from allocator.horizons import waiting_path
 from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, Stop
 from allocator.settings import Settings
 from allocator.tree import Branch, BranchState, GrowingTree
+from allocator.watch import Watch
 from common.nouns import (
     NO_LEASE,
     NO_PARENT,
@@ -43,6 +46,10 @@ from common.prefix import describe
 from common.seeds import lease_seed, task_index
 from common.staleness import score_age
 
+BRIM = 8
+"""A decision is not made when its age would come closer to D than D / 8. A few events come in before its
+leases start, and each that is too old by then costs a turn sampled for nothing: at the brim one in ten."""
+
 BROUGHT = frozenset({EventKind.NODE, EventKind.SCORE, EventKind.OUTCOME})
 """Kinds that a running continuation may bring; the predictor moves between waves only."""
 
@@ -57,13 +64,16 @@ class Forest:
         self.predictor = predictor
         self.trees: dict[int, GrowingTree] = {}
         self.settled: deque[int] = deque()
-        self.wanting: list[int] = []
+        self.wanting: list[tuple[int, int]] = []
+        """A heap of (outstanding branches, tree), outdated entries among them."""
+        self.chosen: deque[int] = deque()
+        """Waves whose pool the budget has chosen from."""
         self.rejected: deque[int] = deque()
-        """Prompts that the budget did not select: to be dropped."""
+        """Prompts that it did not select: to be dropped."""
         self.parked: dict[int, set[int]] = {}
         """Trees, by wave, whose budget waits for others of their wave."""
-        self.undecided = 0
-        """Trees without an allowance."""
+        self.candidates = 0
+        """Open trees that share the slots of their wave with the rest of their pool."""
         self.inspecting = 0
         self.changed = 0
         """Decisions that outcomes which came since the one before made another."""
@@ -72,19 +82,29 @@ class Forest:
         self.decided = 0
         self.grown = 0
         self.speculative = 0
+        self.account: Counter[str] = Counter()
+        """What closed trees cost."""
         self.oldest_score = 0
         """Greatest age at which a branch was let through at `Starting`."""
+        self.watch: Watch | None = None
         self._kinds_out = len(rule.reads & BROUGHT)
+        self.speculates = self._kinds_out > 0
+        """Whether a decision made while something is outstanding may miss what it brings."""
+        self._reads = tuple(rule.reads)
+        """Looked up at every event, by identity: members of an enum hash slowly."""
+        self._reads_predictor = EventKind.PREDICTOR in rule.reads
 
     # --- trees -------------------------------------------------------------------------------------------
 
-    def open(self, tree: int, slot: int, wave: int, version: Version) -> GrowingTree:
+    def open(
+        self, tree: int, slot: int, wave: int, version: Version, *, candidate: bool = False
+    ) -> GrowingTree:
         """A new tree over the run's task number `tree`; its root is not known yet."""
         index = task_index(self.settings.seed, tree)
         task = TaskId(env=self.settings.env, split=self.settings.split, index=index)
-        self.undecided += 1
+        self.candidates += candidate
         self.trees[tree] = growing = GrowingTree(
-            tree, task, slot, wave, version, self.predictor, self.settings.seed
+            tree, task, slot, wave, version, self.predictor, self.settings.seed, candidate=candidate
         )
         return growing
 
@@ -98,16 +118,25 @@ class Forest:
         prediction = self.predictor.predict(describe(root))
         tree.nodes[ROOT] = root = msgspec.structs.replace(root, value=prediction.mean)
         tree.next_node = ROOT + 1
-        self._allow(self.budget.admit(Prompt(tree.id, tree.wave, tree.slot, root, prediction)))
+        prompt = Prompt(tree.id, tree.wave, tree.slot, root, prediction)
+        if self.watch is not None:
+            self.watch.admitted(prompt)
+        self._allow(self.budget.admit(prompt))
 
     def _allow(self, allowances: Mapping[int, int]) -> None:
-        """Prompts get their allowance. Of a pool, each one chosen takes a place of its own in its wave."""
+        """Prompts get their allowance: one on its own, or all of a pool; then each one chosen takes a slot of
+        its own in its wave."""
+        if self.watch is not None and allowances:
+            self.watch.allowed(allowances)
         chosen = sorted(tree for tree, allowance in allowances.items() if allowance > 0)
+        if chosen and self.trees[chosen[0]].candidate:
+            self.chosen.append(self.trees[chosen[0]].wave)
         for place, number in enumerate(chosen):
             tree = self.trees[number]
-            if len(chosen) > 1:
+            if len(allowances) > 1:
                 tree.slot = tree.wave * self.settings.batch_trees + place
-            self.undecided -= tree.allowance is None
+            self.candidates -= tree.candidate
+            tree.candidate = False
             tree.allowance = allowances[number]
             self.touch(tree)
         self.rejected.extend(sorted(tree for tree, allowance in allowances.items() if allowance <= 0))
@@ -120,43 +149,64 @@ class Forest:
             if not tree.settled:
                 tree.settled = True
                 self.settled.append(tree.id)
-        elif not tree.wanting and (tree.budget_left > 0 or tree.open_ends > 0) and not self.throttled(tree):
-            tree.wanting = True
-            heapq.heappush(self.wanting, tree.id)
+        elif (
+            tree.wanting != tree.outstanding
+            and (tree.budget_left > 0 or tree.open_ends > 0)
+            and not self.throttled(tree)
+        ):
+            self._want(tree)
+
+    def _want(self, tree: GrowingTree) -> None:
+        tree.wanting = tree.outstanding
+        if len(self.wanting) > 4 * len(self.trees) + 64:
+            self.wanting = [(t.wanting, t.id) for t in self.trees.values() if t.wanting > 0]
+            heapq.heapify(self.wanting)
+        else:
+            heapq.heappush(self.wanting, (tree.wanting, tree.id))
 
     def next_wanting(self) -> GrowingTree | None:
-        """The lowest tree that may have something to grant."""
+        """Of the trees that may have something to grant the one with fewest branches outstanding, the lowest
+        where equal: slots spread over the trees, and each decision knows as much as it can."""
         while self.wanting:
-            tree = self.trees.get(heapq.heappop(self.wanting))
-            if tree is not None and tree.wanting:
-                tree.wanting = False
+            outstanding, number = heapq.heappop(self.wanting)
+            tree = self.trees.get(number)
+            if tree is not None and tree.wanting == outstanding:
+                tree.wanting = 0
                 return tree
         return None
 
     def remove(self, tree: GrowingTree) -> None:
         """Forget an open tree (closed or dropped); its branches must all have ended."""
         del self.trees[tree.id]
-        self.undecided -= tree.allowance is None
-        for number in sorted(self.parked.pop(tree.wave, ())):
-            if number in self.trees:
-                self.trees[number].parked = False
-                self.touch(self.trees[number])
+        self.candidates -= tree.candidate
+        self._unpark(tree.wave)
         for branch in tree.branches.values():
             if branch.state is not BranchState.ENDED:
                 raise RuntimeError(f"tree {tree.id} closed while {branch.id} is {branch.state.value}")
-        self._allow(self.budget.withdraw(tree.id))
+        self._allow(self.budget.withdraw(tree.id, tree.slot))
+
+    def _unpark(self, wave: int) -> None:
+        """A tree of the wave has decided or is gone: those that waited for it are asked again."""
+        for number in sorted(self.parked.pop(wave, ())):
+            if number in self.trees:
+                self.trees[number].parked = False
+                self.touch(self.trees[number])
 
     # --- the clock ---------------------------------------------------------------------------------------
 
     def clock(self, tree: GrowingTree) -> int:
         """Events the rule reads that have happened, the predictor's updates among them."""
-        reads_predictor = EventKind.PREDICTOR in self.rule.reads
-        return tree.clock + (self.predictor.version if reads_predictor else 0)
+        return tree.clock + (self.predictor.version if self._reads_predictor else 0)
+
+    def age_now(self, tree: GrowingTree) -> int:
+        """Age of a decision made now: what outstanding branches may still bring."""
+        now = self.clock(tree)
+        return score_age(now, now, self._kinds_out * tree.outstanding)
 
     def throttled(self, tree: GrowingTree) -> bool:
-        """Whether a decision made now would rest on scores older than D."""
-        now = self.clock(tree)
-        return score_age(now, now, self._kinds_out * tree.outstanding) > self.settings.max_score_staleness
+        """Whether a decision made now would rest on scores older than D, or would hardly start in time."""
+        limit = self.settings.max_score_staleness
+        return self.age_now(tree) > limit - limit // BRIM
 
     def age(self, branch: Branch) -> int:
         """Events that the decision behind a branch has not seen."""
@@ -168,15 +218,19 @@ class Forest:
     def too_old(self, branch: Branch) -> bool:
         """Whether a branch that never started may not start any more.
 
-        Heirs go on a path that has to go on, with shares of its weight that were fixed together: never too
-        old.
+        Heirs are exempt: a path that waits at its horizon has to go on, with shares of its weight that were
+        fixed together, and without one of them its return would not be known. This bends no bound where a
+        rule decides about all paths at once (`patr`, `igrpo`): nothing of another decision is outstanding
+        then, nothing comes in between, and the age of its heirs is 0 at any D. Where a rule would let each
+        path go on by itself, D holds for the decision (`throttled`), and `oldest_score` tells how old its
+        heirs were when they started.
         """
         if branch.checked or branch.heir_of != NO_LEASE:
             return False
         return self.age(branch) > self.settings.max_score_staleness
 
     def _event(self, branch: Branch, kind: EventKind) -> None:
-        if kind in self.rule.reads:
+        if kind in self._reads:
             tree = branch.tree
             tree.clock += 1
             tree.own_events[branch.decision] = tree.own_events.get(branch.decision, 0) + 1
@@ -189,12 +243,15 @@ class Forest:
         decision = self.rule.decide(tree)
         if decision == COMPLETE and tree.outstanding == 0:
             extra = self.budget.extra(tree)
+            tree.parked = extra is None
             if extra is None:
-                tree.parked = True
                 self.parked.setdefault(tree.wave, set()).add(tree.id)
             if extra and tree.allowance is not None:
                 tree.allowance += extra
                 decision = self.rule.decide(tree)
+                self._unpark(tree.wave)
+        if self.watch is not None and (decision.picks or decision.stops):
+            self.watch.deciding(tree, decision)
         if decision.picks:
             self._weigh_the_news(tree, decision)
         for stop in decision.stops:
@@ -202,34 +259,26 @@ class Forest:
         return decision, self._grow(tree, decision.picks) if decision.picks else []
 
     def _weigh_the_news(self, tree: GrowingTree, decision: Decision) -> None:
-        """Whether outcomes that came since the last decision changed this one: what reprioritising is worth.
-
-        The rule is asked once more, as if they had not come, with the same draws.
-        """
-        if tree.news and EventKind.OUTCOME in self.rule.reads:
-            blind = self.rule.decide(Hindsight(tree, tree.news))
+        """Whether outcomes that came since the last decision changed this one: what reprioritising is
+        worth."""
+        blind = self.without_news(tree)
+        if blind is not None:
             self.changed += bool(blind.picks) and blind.picks != decision.picks
             self.unlocked += not blind.picks
         tree.news.clear()
 
-    def _waiting(self, tree: GrowingTree, number: int, verb: str) -> Branch:
-        """The path that waits at its horizon for the rule's word, which is given once.
-
-        Raises:
-            RuntimeError: it does not, or has heirs already: a bug of the rule. Heirs share what their parent
-                weighs; a second set would weigh it twice.
-        """
-        branch = tree.branches[number]
-        if branch.ended != "horizon" or branch.heirs:
-            state = f"is {branch.ended or 'outstanding'}, not waiting at a horizon"
-            why = f"has the heirs {branch.heirs} already" if branch.heirs else state
-            where = f"lease {number} of tree {tree.id}"
-            raise RuntimeError(f"rule {self.rule.name!r} {verb} {where}, which {why}")
-        return branch
+    def without_news(self, tree: GrowingTree) -> Decision | None:
+        """What the rule would decide now had those outcomes not come, with the same draws; None where none
+        came, or it reads none."""
+        if not tree.news or EventKind.OUTCOME not in self.rule.reads:
+            return None
+        return self.rule.decide(Hindsight(tree, tree.news))
 
     def _stop(self, tree: GrowingTree, stop: Stop) -> None:
-        branch = self._waiting(tree, stop.number, "stops")
-        branch.outcome = Outcome(stop.reward, stop.reward, stop.source, Ending.PRUNED)
+        """The path ends here: paid what its turns earned, and what the rule says in place of the rest."""
+        branch = waiting_path(self.rule.name, tree, stop.number, "stops")
+        earned = tree.turn_rewards(branch)
+        branch.outcome = Outcome(earned + stop.reward, earned, stop.source, Ending.PRUNED)
         branch.ended = "stopped"
         tree.open_ends -= 1
         self._event(branch, EventKind.OUTCOME)
@@ -241,7 +290,7 @@ class Forest:
         heirs = [pick.heir_of for pick in picks]
         for number in dict.fromkeys(heirs):
             if number != NO_LEASE:
-                self._waiting(tree, number, "gives heirs to")
+                waiting_path(self.rule.name, tree, number, "gives heirs to")
         grown = []
         for pick in picks:
             branch = self._branch(tree, pick, stamp, speculative)
@@ -288,12 +337,12 @@ class Forest:
             index=tree.next_node, parent=parent.index, lease=branch.number, offset=len(branch.nodes),
             depth=parent.depth + 1, turn=turn, scores=scores, value_version=branch.predictor_version,
         )  # fmt: skip
-        if turn.status is TurnStatus.OPEN:
-            prefix = describe(node, branch.prefix.tree)
-            value = self.predictor.predict(prefix, branch.predictor_version).mean
-            node = msgspec.structs.replace(node, value=value)
-        tree.next_node += 1
         tree.nodes[node.index] = node
+        if turn.status is TurnStatus.OPEN:
+            prefix = tree.prefix_after(node.index, branch.prefix.tree)
+            value = self.predictor.predict(prefix, branch.predictor_version).mean
+            tree.nodes[node.index] = node = msgspec.structs.replace(node, value=value)
+        tree.next_node += 1
         branch.nodes.append(node.index)
         self._event(branch, EventKind.NODE)
         if scores or turn.process_score is not None:
@@ -308,9 +357,7 @@ class Forest:
         if outcome is not None:
             self._event(branch, EventKind.OUTCOME)
             branch.tree.news.add(branch.number)
-            known = branch.tree.returns(branch)
-            if known is not None:
-                branch.tree.count_outcome(branch, known)
+            branch.tree.count_outcome(branch)
         if ended == "horizon":
             branch.tree.open_ends += 1
         self._settle(branch)
@@ -336,6 +383,7 @@ class Forest:
     def close(self, tree: GrowingTree) -> Tree | None:
         """The finished tree in canonical order, or None when no continuation has an outcome."""
         done = tree.canonical() if any(b.outcome is not None for b in tree.branches.values()) else None
+        count_tree(self.account, tree)
         self.budget.closed(tree)
         self.remove(tree)
         return done

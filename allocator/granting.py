@@ -5,9 +5,10 @@
     waits for     a learner's hello (there are no weights before), room, news from the trees, credit
     unblocked by  every message and tick: it runs after each, and costs nothing when there is nothing to do
 
-Order: continuations that already wait, then new decisions, lowest tree first, then new trees: old trees
-finish before new ones start, and decisions are made as late as possible, so that they know as much as
-possible.
+Order: continuations that already wait, lowest tree first; then new trees; then, in trees where something is
+still outstanding, decisions that do not know of it, fewest outstanding first. So a rule speculates only where
+the bound on work ahead leaves nothing else to do, and no further than it must. For a rule that reads nothing
+no decision is speculative: there old trees finish before new ones start.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from allocator.endings import NOT_SELECTED, close_tree, drop_open_tree, end_attempt, give_back
 from allocator.leases import write_lease
 from allocator.peers import Peer
+from allocator.rules.base import Decision
 from allocator.state import CoreState
 from allocator.tree import Branch, GrowingTree
 from common.messages import Grant, Inspect, TreeReady
@@ -40,6 +42,8 @@ def pump(s: CoreState) -> None:
 
 def _settle(s: CoreState) -> bool:
     """Trees where nothing is outstanding decide or close at once. True when there was one."""
+    while s.forest.chosen:
+        s.delivery.chosen(s.forest.chosen.popleft())
     while s.forest.rejected:
         drop_open_tree(s, s.forest.trees[s.forest.rejected.popleft()], NOT_SELECTED)
     if not s.forest.settled:
@@ -53,7 +57,10 @@ def _settle(s: CoreState) -> bool:
 
 
 def _ask(s: CoreState, tree: GrowingTree) -> None:
+    number = tree.decisions
     decision, branches = s.forest.decide(tree)
+    if decision.picks or decision.stops:
+        _record_decision(s, tree, number, decision, branches)
     for branch in branches:
         s.leases.want(branch)
     if branches:
@@ -62,6 +69,19 @@ def _ask(s: CoreState, tree: GrowingTree) -> None:
         if not decision.complete and not decision.stops:
             raise RuntimeError(f"rule {s.rule.name!r} waits in tree {tree.id} though nothing is outstanding")
         close_tree(s, tree) if decision.complete else s.forest.touch(tree)
+
+
+def _record_decision(
+    s: CoreState, tree: GrowingTree, number: int, decision: Decision, branches: list[Branch]
+) -> None:
+    """What was fixed by it, so that a replay that decides otherwise is noticed where it does."""
+    s.record(
+        "decided",
+        tree=tree.id, number=number,
+        leases=[b.number for b in branches], anchors=[b.anchor for b in branches],
+        weights=[b.weight for b in branches], baselines=[b.baseline for b in branches],
+        stops=[stop.number for stop in decision.stops], rewards=[stop.reward for stop in decision.stops],
+    )  # fmt: skip
 
 
 def _use_room(s: CoreState, version: Version, granted: dict[Peer, list[Lease]]) -> bool:
@@ -79,12 +99,14 @@ def _use_room(s: CoreState, version: Version, granted: dict[Peer, list[Lease]]) 
         else:
             granted.setdefault(peer, []).append(_issue(s, branch, peer, version))
         return True
+    if s.forest.speculates and _open(s, peer, version):
+        return True
     tree = s.forest.next_wanting()
     if tree is not None:
         if tree.outstanding > 0 and not s.forest.throttled(tree):
             _ask(s, tree)
         return True
-    return _open(s, peer, version)
+    return not s.forest.speculates and _open(s, peer, version)
 
 
 def _issue(s: CoreState, branch: Branch, peer: Peer, version: Version) -> Lease:
@@ -121,16 +143,16 @@ def _send_grants(s: CoreState, peer: Peer, leases: list[Lease], version: Version
 
 
 def _open(s: CoreState, peer: Peer, version: Version) -> bool:
-    """Open a tree when those being set up will not fill the room there is."""
-    if s.forest.inspecting * s.budget.typical >= s.peers.free * s.budget.candidates:
+    """Open a tree when those being set up will not fill the room there is. A pool fills none before it is
+    whole."""
+    begun = any(s.delivery.pools.values())
+    if not begun and s.forest.inspecting * s.budget.typical >= s.peers.free:
         return False
-    candidates = (
-        sum(tree.allowance is None for tree in s.forest.trees.values()) if s.delivery.candidates > 1 else 0
-    )
-    if s.delivery.room(version.step, len(s.forest.trees) - candidates, candidates) <= 0:
+    if s.delivery.room(version.step, len(s.forest.trees) - s.forest.candidates) <= 0:
         return False
     number, slot = s.delivery.take_slot()
-    tree = s.forest.open(number, slot, slot // s.settings.batch_trees, version)
+    wave, candidate = slot // s.settings.batch_trees, s.delivery.in_pool(slot)
+    tree = s.forest.open(number, slot, wave, version, candidate=candidate)
     s.record("tree_opened", tree=number, task=str(tree.task), wave=tree.wave)
     inspect(s, tree, peer)
     return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from allocator.door import CONFIG_ERROR, end_run
 from allocator.endings import (
     confirm_stop,
     drop_branch,
@@ -108,6 +109,13 @@ def expanded(s: CoreState, peer: Peer, message: Expanded) -> bool:
         return True
     if branch.tree.tip(branch).turn.status is not TurnStatus.OPEN:
         s.counts["invalid"] += 1
+        return True
+    lacking = next((name for name in sorted(s.rule.turns_need) if not getattr(message.turn, name)), "")
+    if lacking:
+        what = (
+            f"allocator.rule={s.rule.name} needs the {lacking} of every turn, and actor {peer.key} sent none"
+        )
+        end_run(s, CONFIG_ERROR, f"{what}: choose another rule, or an engine that reports them")
         return True
     s.forest.expand(branch, message.turn, message.scores)
     s.leases.renew(branch, peer, s.now)

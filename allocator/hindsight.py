@@ -9,7 +9,7 @@ from allocator.rules.base import BranchView, Draws
 from allocator.tree import GrowingTree
 from common.nouns import ROOT, Node, Outcome
 from common.predictor import Prediction
-from common.prefix import Tally, describe
+from common.prefix import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Hindsight:
         self._unknown: dict[int, Tally] = {}
         for branch in late:
             self._flying[branch.anchor] = self._flying.get(branch.anchor, 0) + 1
-            known = tree.returns(branch)
+            known = tree.path_success(branch)
             if known is not None:
                 for node in tree.path(tree.tip(branch)):
                     self._unknown[node.index] = self._unknown.get(node.index, Tally()).plus(known)
@@ -61,8 +61,7 @@ class Hindsight:
         return Tally(all_known.wins - late.wins, all_known.trials - late.trials)
 
     def predict(self, index: int) -> Prediction:
-        prefix = describe(self.node(index), self.tally(ROOT), self.tally(index))
-        return self._tree.predictor.predict(prefix)
+        return self._tree.predict_after(index, self.tally(ROOT), self.tally(index))
 
     def draws(self) -> Draws:
         return self._tree.draws()

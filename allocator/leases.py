@@ -5,6 +5,8 @@
        └────────── again: same number, seed, weight; resumes behind the turns that were accepted
 
 Only the newest epoch may report; its holder is the only one who may. An attempt ends with one of `KINDS`.
+Each process of the allocator counts epochs from a number of its own: what one that died had granted, and
+perhaps not got to disk, never has the epoch of anything granted after it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from common.nouns import Lease, Version
 KINDS = (
     "finished", "horizon", "failed", "expired", "declined", "revoked", "fenced", "dropped", "run_ended",
 )  # fmt: skip
-"""`fenced` = taken from a replaced incarnation; `expired` = no progress in time, or its holder is gone;
-`dropped` = the last attempt of a continuation that was given up."""
+"""`fenced` = taken from a replaced incarnation, or granted by an allocator that died; `expired` = no progress
+in time, or its holder is gone; `dropped` = the last attempt of a continuation that was given up."""
+EPOCHS_A_BOOT = 1_000_000
+"""More attempts than one continuation ever has under one process."""
 
 
 class LeaseBook:
@@ -32,6 +36,8 @@ class LeaseBook:
         self.live = 0
         self.ended: Counter[str] = Counter()
         self.pending = 0
+        self.first_epoch = 0
+        """Epoch of the first attempts that this process of the allocator issues."""
         self._heap: list[tuple[int, int, Branch]] = []
 
     def want(self, branch: Branch) -> None:
@@ -49,7 +55,8 @@ class LeaseBook:
 
     def issue(self, branch: Branch, peer: Peer, now: float) -> None:
         """Give it to an actor under a new epoch, which fences all earlier attempts."""
-        branch.epoch += 1
+        branch.epoch = max(branch.epoch + 1, self.first_epoch)
+        branch.attempts += 1
         branch.state = BranchState.QUEUED
         branch.holder = peer.key
         branch.progress_at = now

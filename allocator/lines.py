@@ -96,9 +96,14 @@ class Lines:
         if not isinstance(message, Welcome):
             line.outbox.add(msg_id, frames, now)
         if isinstance(message, TreeReady):
-            tree = message.tree.id
-            self.on_the_wire = {m: t for m, t in self.on_the_wire.items() if t != tree} | {msg_id: tree}
+            self.under_way(message.tree.id, msg_id)
         self._put(line, frames)
+
+    def under_way(self, tree: int, msg_id: bytes = b"") -> None:
+        """A tree leaves, is about to, or left an earlier process: until its arrival is known it is on the
+        wire."""
+        others = {m: t for m, t in self.on_the_wire.items() if t != tree}
+        self.on_the_wire = others | {msg_id or new_id(): tree}
 
     def resend(self, now: float) -> None:
         """Send again what is due, to those who can be reached."""

@@ -1,22 +1,26 @@
 """The socket loop around the core: the only file of this room that knows ZeroMQ and clocks.
 
     ROUTER ─▶ decode ─▶ core ─▶ journal ─▶ write ─▶ send, Received        every round
-                                              └─ sync (≤ journal_flush_ms) ─▶ Durable
+                                              └─ sync (≤ journal_flush_ms) ─▶ Durable, now and then a snapshot
 
     consumes      frames of actors and the learner, time
-    produces      journal records, then sends; metrics
+    produces      journal records, then sends; snapshots; metrics
     waits for     frames, at most until the next tick or sync is due
     unblocked by  any peer, the clock, SIGTERM
 
 Nothing is sent before the records of what led to it are written, so that no actor ever knows an epoch that
-the journal does not; nothing is confirmed as durable before it is synced. One thread, one socket.
+the journal does not; nothing is confirmed as durable before it is synced, and no finished tree leaves before
+it: if the machine died, another tree could get its number. One thread, one socket.
+
+After a restart (`recovery`) peers go on talking as if nothing had happened. They are strangers until they say
+hello, and a word with this process's name on it makes them do so at once.
 """
 
 from __future__ import annotations
 
 import errno
-import gc
 import logging
+import math
 import signal
 import time
 from collections import Counter
@@ -25,10 +29,13 @@ from types import FrameType
 import zmq
 
 from allocator.core import AllocatorCore, Send
+from allocator.delivery import TreeState
+from allocator.endings import NOT_SELECTED
 from allocator.lines import Lines
-from allocator.settings import GC_THRESHOLD
+from allocator.recovery import Recovery
+from allocator.replay import INPUTS
+from allocator.snapshots import Snapshots
 from common.codec import Envelope, decode, encode, new_sender
-from common.config import Config
 from common.errors import PeerLost, ProtocolError
 from common.journal import JournalWriter
 from common.logs import Repeats, fields
@@ -44,8 +51,6 @@ from common.messages import (
     TreeReady,
 )
 from common.metrics import MetricsClient
-from common.rundir import RunDir
-from common.sockets import LINGER_MS, SocketFactory, bound_endpoint
 from common.traffic import TRAFFIC
 from common.usage import usage
 
@@ -64,6 +69,8 @@ FAREWELL_S = 0.3
 loses what it has not read yet."""
 BURST = 512
 """Frames handled before anything is written and sent: bounds both the wait of a reply and the writes."""
+TREE_HURRY = 0.2
+"""Share of the usual time between two syncs after which a tree that waits for one gets it."""
 STOPPED = 6
 """Code told to peers when the allocator itself is stopped: they cannot go on without it."""
 
@@ -74,6 +81,8 @@ class AllocatorLoop:
     Args:
         router: bound, ROUTER_MANDATORY, never blocking on send.
         flush_s: longest time an input stays unsynced, hence unconfirmed as durable.
+        recovery: what `core` was taken up from, if it is not a fresh one.
+        snapshots: of the core; None = none are taken.
     """
 
     def __init__(
@@ -83,6 +92,8 @@ class AllocatorLoop:
         journal: JournalWriter,
         metrics: MetricsClient,
         flush_s: float,
+        recovery: Recovery | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.core, self.router, self.journal, self.metrics = core, router, journal, metrics
         self.run_id = core.state.settings.run
@@ -94,10 +105,16 @@ class AllocatorLoop:
         self.waited: Counter[str] = Counter()
         """Of the waiting, seconds by what the core waited for."""
         self.stop_signal = 0
+        self.recovery = recovery or Recovery(core)
+        self.snapshots = snapshots
+        self._ahead_s = max(0.0, self.recovery.now - time.monotonic())
         self._flush_s = flush_s
         self._unsynced_since: float | None = None
+        self._synced_at = 0.0
         self._due = {"tick": 0.0, "resend": 0.0, "metrics": 0.0}
         self._sends: list[Send] = []
+        self._trees: list[Send] = []
+        """To be sent once the journal is synced."""
         self._repeats = Repeats(PATIENCE_S)
         self._waiting_since = 0.0
 
@@ -108,15 +125,28 @@ class AllocatorLoop:
             PeerLost: the learner is gone for good.
             StorageError: the journal cannot be written.
         """
-        now = self._waiting_since = time.monotonic()
-        self.journal.append("start", run=self.run_id, sender=self.lines.sender, now=now)
+        now = self._waiting_since = self._now()
+        self.recovery.begin(self.journal, now, run=self.run_id, sender=self.lines.sender)
+        self._expect_confirmations()
+        # Of a run that was complete when the allocator died, everybody still waits for its goodbye.
+        awaited = self.core.ending is not None
         while self.core.ending is None:
             self.round()
         LOG.info("ending: %s", self.core.ending.reason, extra=fields("ending"))
-        drained_at = time.monotonic() + DRAIN_S
-        while (self.core.live_leases or self.lines.unconfirmed) and time.monotonic() < drained_at:
+        drained_at = self._now() + DRAIN_S
+        while (awaited or self.core.live_leases or self.lines.unconfirmed) and self._now() < drained_at:
             self.round()
         return self._end()
+
+    def _expect_confirmations(self) -> None:
+        """Trees that an earlier process sent are on the wire until a learner says otherwise."""
+        for tree, parcel in self.core.state.delivery.parcels.items():
+            if parcel.sent and parcel.state is not TreeState.CONSUMED:
+                self.lines.under_way(tree)
+
+    def _now(self) -> float:
+        """The core's clock: monotonic, and never behind what the journal has."""
+        return time.monotonic() + self._ahead_s
 
     def listen_for_signals(self) -> None:
         """SIGTERM and SIGINT end the run in order; the second one at once."""
@@ -131,28 +161,28 @@ class AllocatorLoop:
 
     def round(self) -> None:
         """One round: wait for frames or the clock, handle, write, send."""
-        began, reason = time.monotonic(), self.core.waiting()
+        began, reason = self._now(), self.core.waiting()
         frames_wait = bool(self.router.poll(self._timeout_ms(began)))
-        woke = time.monotonic()
+        woke = self._now()
         if self.stop_signal and self.core.ending is None:
             self._take(self.core.stop(STOPPED, "the allocator was stopped", woke))
         if frames_wait:
             self._receive_burst()
-        self._clock(time.monotonic())
+        self._clock(self._now())
         self._write_and_send()
+        self._snapshot_if_due()
         self.seconds["waiting"] += woke - began
         self.waited[reason] += woke - began  # type: ignore[assignment] # typeshed counts in whole numbers
-        self.seconds["working"] += time.monotonic() - woke
+        self.seconds["working"] += self._now() - woke
 
     def _timeout_ms(self, now: float) -> int:
         """Until the next thing that time alone brings."""
-        due = min(self._due.values())
-        if self._unsynced_since is not None:
-            due = min(due, self._unsynced_since + self._flush_s)
+        due = min(*self._due.values(), self._sync_due())
         return int(1000 * (due - now)) + 1 if due > now else 0
 
     def _end(self) -> int:
         """Write down what is still out, confirm all that was said, and leave."""
+        self._sync()
         ending, state = self.core.ending, self.core.state
         assert ending is not None
         trees = [*state.forest.trees, *state.delivery.parcels]
@@ -162,6 +192,8 @@ class AllocatorLoop:
         self._report()
         self.journal.append("end", in_flight_trees=trees, in_flight_leases=leases, on_the_wire_trees=wire)
         self._sync()
+        if self.snapshots is not None:
+            self.snapshots.close()
         time.sleep(FAREWELL_S)
         if ending.code == 0 or self.stop_signal:
             return 0
@@ -195,7 +227,7 @@ class AllocatorLoop:
         self._transmit(route, encode(Bye(5, reason), run=self.run_id, sender=self.lines.sender))
 
     def _handle(self, route: bytes, envelope: Envelope) -> None:
-        message, key, now = envelope.message, envelope.sender, time.monotonic()
+        message, key, now = envelope.message, envelope.sender, self._now()
         if isinstance(message, Received | Durable):
             self.lines.confirmed(key, message.ids)
             if isinstance(message, Durable):
@@ -203,7 +235,9 @@ class AllocatorLoop:
             return
         line = self.lines.heard(key, route, hello=isinstance(message, Hello), now=now)
         if line is None:
-            self.core.handle(key, message, now)  # a stranger: counted, nothing else
+            # It may have been let in by an earlier process of this allocator: now it knows of the new one.
+            self.counts["strangers"] += 1
+            self._transmit(route, encode(Received([]), run=self.run_id, sender=self.lines.sender))
             return
         self._input(key, message, now)
         handled = self.core.handle(key, message, now)
@@ -258,10 +292,12 @@ class AllocatorLoop:
         values |= {f"loop/waited_{reason}_s": seconds for reason, seconds in self.waited.items()}
         values |= {f"loop/{name}": total for name, total in TRAFFIC.totals().items()}
         self.journal.append("usage", **usage(time.monotonic(), self.seconds, waited=dict(self.waited)))
+        values |= self.snapshots.stats() if self.snapshots is not None else {}
+        values["loop/restarts"] = self.recovery.boot
         self.metrics.log(int(values["work/step"]), **values)
 
     def _warn(self, event: str, sentence: str) -> None:
-        held_back = self._repeats.allow(event, time.monotonic())
+        held_back = self._repeats.allow(event, self._now())
         if held_back is not None:
             LOG.warning("%s", sentence, extra=fields(event, held_back=held_back))
 
@@ -270,6 +306,8 @@ class AllocatorLoop:
     def _input(self, key: str, message: Message, now: float) -> None:
         """Journal a message before the core sees it."""
         self.journal.append("input", peer=key, now=now, message=message)
+        if self.snapshots is not None:
+            self.snapshots.count_input()
         if self._unsynced_since is None:
             self._unsynced_since = now
 
@@ -277,24 +315,37 @@ class AllocatorLoop:
         """What the core decided: journal it now, send it after the journal is written."""
         for kind, values in self.core.take_records():
             self.journal.append(kind, **values)
-            if kind == "tree_dropped":
+            if kind in INPUTS and self.snapshots is not None:
+                self.snapshots.count_input()
+            if kind == "tree_dropped" and values["reason"] != NOT_SELECTED:
                 self._warn("tree_dropped", f"tree {values['tree']} dropped: {values['reason']}")
         self._sends += sends
 
     def _write_and_send(self) -> None:
+        now = self._now()
         self.journal.flush(sync=False)
-        now = time.monotonic()
         while self._sends:
             batch, self._sends = self._sends, []
             for send in batch:
-                self._send(send, now)
+                if isinstance(send.message, TreeReady):
+                    self._trees.append(send)
+                    self.lines.under_way(send.message.tree.id)
+                else:
+                    self._send(send, now)
+            self.journal.flush(sync=False)
         self.lines.confirm_received()
         for key in self.core.take_departed():
             fate = "has left" if self.core.ending else "is gone; its work goes on elsewhere"
             LOG.info("%s %s", key, fate, extra=fields("departed", peer=key))
             self.lines.gone(key, for_good=not self.core.knows(key))
-        if self._unsynced_since is not None and now - self._unsynced_since >= self._flush_s:
+        if now >= self._sync_due():
             self._sync()
+
+    def _sync_due(self) -> float:
+        """When the journal is to be synced: soon after an input; for a tree at once, unless that was just
+        now."""
+        input_due = math.inf if self._unsynced_since is None else self._unsynced_since + self._flush_s
+        return min(input_due, self._synced_at + TREE_HURRY * self._flush_s) if self._trees else input_due
 
     def _send(self, send: Send, now: float) -> None:
         try:
@@ -309,11 +360,23 @@ class AllocatorLoop:
         if isinstance(send.message, Bye) and not self.core.knows(send.peer):
             self.lines.gone(send.peer, for_good=True)
 
+    def _snapshot_if_due(self) -> None:
+        """A restart begins with the newest snapshot, and replays what the journal has behind it."""
+        now = self._now()
+        if self.snapshots is not None and self.snapshots.due(self.journal.end, now):
+            self._sync()
+            self.journal.flush(sync=True)
+            self.snapshots.take(self.core, self.journal.end, now)
+
     def _sync(self) -> None:
-        """On disk: only now may peers forget what they said."""
+        """On disk: only now may peers forget what they said, and finished trees leave."""
         self.journal.flush(sync=True)
-        self._unsynced_since = None
+        self._unsynced_since, self._synced_at = None, self._now()
         self.lines.confirm_durable()
+        trees, self._trees = self._trees, []
+        for send in trees:
+            self._send(send, self._synced_at)
+        self.journal.flush(sync=False)
 
     def _transmit(self, route: bytes, frames: list[bytes]) -> bool:
         """False when the peer is gone. A full queue is no loss: what matters is repeated."""
@@ -326,30 +389,3 @@ class AllocatorLoop:
                 raise
             return False
         return True
-
-
-def serve(core: AllocatorCore, config: Config, rundir: RunDir) -> int:
-    """Bind, publish the endpoint, run the loop; returns the exit code.
-
-    Raises:
-        ConfigError: the endpoint cannot be bound.
-        SecurityError: it would be open to others.
-        StorageError, PeerLost: see `AllocatorLoop.run`.
-    """
-    gc.set_threshold(*GC_THRESHOLD)
-    tracker = config.cluster.tracker if config.tracking.enabled else ""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    metrics = MetricsClient(tracker, "allocator", "allocator", run=rundir.id, security=config.security)
-    try:
-        with JournalWriter(rundir.allocator_journal) as journal:
-            router = SocketFactory(config.security, context).router(config.cluster.allocator)
-            endpoint = bound_endpoint(router)
-            rundir.publish_endpoint("allocator", endpoint)
-            LOG.info("serving run %s at %s", rundir.id, endpoint, extra=fields("serving", endpoint=endpoint))
-            with router:
-                loop = AllocatorLoop(core, router, journal, metrics, config.allocator.journal_flush_ms / 1000)
-                loop.listen_for_signals()
-                return loop.run()
-    finally:
-        metrics.close()
-        context.destroy(linger=LINGER_MS)

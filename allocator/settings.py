@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.config import Config, agreed_settings, config_hash
+from common.release import code_id
+from common.settings import settings, to_text
 
 GC_THRESHOLD = (100_000, 50, 1_000)
 """For `gc.set_threshold`: a run keeps hundreds of thousands of small objects, and with Python's defaults a
 third of the time goes into looking at all of them again and again. Measured with
 `benchmarks/allocator_fleet.py`."""
+
+DECISIVE = (
+    "seed", "deterministic", "env.", "engine.", "learner.steps", "learner.batch_trees",
+    "learner.max_policy_lag", "allocator.", "cluster.heartbeat_s", "cluster.dead_after_s",
+    "cluster.connect_timeout_s",
+)  # fmt: skip
+"""Keys, and beginnings of keys, that the core's decisions depend on."""
+NOT_DECISIVE = ("allocator.journal_flush_ms",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +45,8 @@ class Settings:
     agreed: dict[str, str] = field(default_factory=dict)
     """Settings that every peer must share, compared key by key at `Hello`."""
     config_hash: str = ""
+    decisive: dict[str, str] = field(default_factory=dict)
+    """All that decisions depend on, as text by key: journalled, so that a replay knows what it replays."""
 
     @property
     def trees(self) -> int:
@@ -59,4 +71,19 @@ class Settings:
             deterministic=config.deterministic,
             agreed=agreed_settings(config),
             config_hash=config_hash(config),
+            decisive=decisive_settings(config),
         )
+
+
+def decisive_settings(config: Config) -> dict[str, str]:
+    """The settings that the core's decisions depend on, as text by key."""
+    return {
+        key: to_text(value)
+        for key, _, value in settings(config)
+        if key.startswith(DECISIVE) and key not in NOT_DECISIVE
+    }
+
+
+def code_of_decisions() -> str:
+    """Names the code that decides: another one may decide otherwise."""
+    return code_id("allocator", "common")

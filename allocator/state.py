@@ -60,7 +60,7 @@ class CoreState:
         self.peers = PeerTable()
         self.leases = LeaseBook(self.peers)
         self.forest = Forest(settings, rule, budget, predictor)
-        self.delivery = Delivery(settings, budget.candidates)
+        self.delivery = Delivery(settings, budget.candidates * settings.batch_trees if budget.pooled else 0)
         self.waves = Waves(predictor, budget, settings.batch_trees)
         self.now = 0.0
         self.version: Version | None = None

@@ -31,6 +31,9 @@ from common.predictor import Prediction, Predictor, Target
 from common.prefix import EMPTY, Prefix, Tally, describe
 from common.seeds import derive_seed
 
+Seen = tuple[int, float, int, float, int]
+"""A node, and outcomes: wins and trials of its tree, and of what is below it."""
+
 
 class BranchState(enum.Enum):
     PENDING = "pending"
@@ -63,6 +66,8 @@ class Branch:
     state: BranchState = BranchState.PENDING
     epoch: int = -1
     """Of the newest attempt; −1 before the first."""
+    attempts: int = 0
+    """Issued so far."""
     holder: str = ""
     progress_at: float = 0.0
     checked: bool = False
@@ -72,7 +77,7 @@ class Branch:
     outcome: Outcome | None = None
     ended: str = ""
     endings: list[str] = field(default_factory=list)
-    """How each attempt ended, in order: as many as epochs, less one while an attempt is live."""
+    """How each attempt ended, in order: as many as attempts, less one while one is live."""
     heirs: list[int] = field(default_factory=list)
 
     @property
@@ -97,12 +102,21 @@ class GrowingTree:
     predictor: Predictor
     run_seed: int
     gold_answer: str | None = None
+    candidate: bool = False
+    """Whether it is in a pool that has not been chosen from, or was not chosen."""
     allowance: int | None = None
     """Continuations granted to it by the budget, None before the root is known and the budget has decided."""
     spent: int = 0
     returned: list[Branch] = field(default_factory=list)
     """Branches that were decided, granted, and taken back unstarted: their budget was given back."""
     nodes: dict[int, Node] = field(default_factory=dict)
+    prefixes: dict[int, Prefix] = field(default_factory=dict)
+    """What does not change about the prefix that ends with a node, once somebody asked."""
+    predictions: list[dict[Seen, Prediction]] = field(default_factory=lambda: [{}, {}])
+    """Made for the newest decision and for the one before: whoever asks what the news changed asks for those
+    again."""
+    predicted_for: tuple[int, int] = (-1, -1)
+    """Decision and version of the newest ones."""
     tallies: dict[int, Tally] = field(default_factory=dict)
     """Outcomes of the environment at and above the leaf they came from, by node."""
     news: set[int] = field(default_factory=set)
@@ -124,7 +138,8 @@ class GrowingTree:
     """Outstanding branches by anchor."""
     open_ends: int = 0
     """Branches that wait at their horizon."""
-    wanting: bool = False
+    wanting: int = 0
+    """Branches outstanding when it last queued for another decision; 0 = it does not queue."""
     settled: bool = False
     inspector: str = ""
     """Actor that sets the task up; empty when none does."""
@@ -140,8 +155,9 @@ class GrowingTree:
         return self.nodes[index]
 
     def anchors(self) -> list[int]:
-        owned = (index for branch in self.branches.values() for index in branch.nodes)
-        return [ROOT, *(i for i in owned if self.nodes[i].turn.status is TurnStatus.OPEN)]
+        nodes, still_open = self.nodes, TurnStatus.OPEN
+        owned = [index for branch in self.branches.values() for index in branch.nodes]
+        return [ROOT, *[index for index in owned if nodes[index].turn.status is still_open]]
 
     def in_flight(self, index: int) -> int:
         return self.flying.get(index, 0)
@@ -150,11 +166,33 @@ class GrowingTree:
         return self.tallies.get(index, EMPTY)
 
     def predict(self, index: int) -> Prediction:
-        return self.predictor.predict(self.prefix_at(index))
+        return self.predict_after(index, self.tally(ROOT), self.tally(index))
+
+    def predict_after(self, index: int, tree: Tally, below: Tally) -> Prediction:
+        """The newest predictor's word on a node, as it was after these outcomes."""
+        now = (self.decisions, self.predictor.version)
+        if now != self.predicted_for:
+            self.predictions = [{}, self.predictions[0] if now[1] == self.predicted_for[1] else {}]
+            self.predicted_for = now
+        key = (index, tree.wins, tree.trials, below.wins, below.trials)
+        newest, before = self.predictions
+        found = newest.get(key) or before.get(key)
+        if found is None:
+            found = self.predictor.predict(self.prefix_after(index, tree, below))
+            if len(newest) < 2 * len(self.nodes):
+                newest[key] = found
+        return found
 
     def prefix_at(self, index: int) -> Prefix:
         """What is known now of the prefix that ends with a node."""
-        return describe(self.nodes[index], self.tally(ROOT), self.tally(index))
+        return self.prefix_after(index, self.tally(ROOT), self.tally(index))
+
+    def prefix_after(self, index: int, tree: Tally, below: Tally = EMPTY) -> Prefix:
+        """The prefix that ends with a node, as it was after these outcomes."""
+        fixed = self.prefixes.get(index)
+        if fixed is None:
+            fixed = self.prefixes[index] = describe(self.nodes[index])
+        return fixed.after(tree, below)
 
     def draws(self) -> Draws:
         return SeededDraws(derive_seed("rule", self.run_seed, self.id, self.decisions))
@@ -173,10 +211,24 @@ class GrowingTree:
             path.append(node)
         return path[::-1]
 
-    def count_outcome(self, branch: Branch, outcome: float) -> None:
-        """The environment said how a continuation ended: so know all nodes it passed through."""
-        for node in self.path(self.tip(branch)):
-            self.tallies[node.index] = self.tally(node.index).plus(outcome)
+    def count_outcome(self, branch: Branch) -> None:
+        """A continuation has ended: where the environment said how, so know all nodes its path passes."""
+        success = self.path_success(branch)
+        if success is not None:
+            for node in self.path(self.tip(branch)):
+                self.tallies[node.index] = self.tally(node.index).plus(success)
+
+    def path_success(self, branch: Branch) -> float | None:
+        """Success in [0, 1] of the whole path of an ended branch: what was earned before its anchor counts.
+        None where the environment did not say."""
+        paid = self._paid(branch)
+        if paid is None:
+            return None
+        return min(1.0, max(0.0, self.earned_before(branch) + paid))
+
+    def earned_before(self, branch: Branch) -> float:
+        """What the turns from the prompt to its anchor were paid."""
+        return sum((node.turn.reward for node in self.path(self.nodes[branch.anchor])), 0.0)
 
     def prefix(self, path: list[Node]) -> bytes:
         """Token ids along a path, exactly as they were sampled and observed."""
@@ -194,18 +246,22 @@ class GrowingTree:
 
     # --- at the end --------------------------------------------------------------------------------------
 
-    def canonical(self) -> Tree:
-        """The finished tree with nodes in order of (owner, offset): parents come before their children,
-        because a branch gets its number after the node it starts from existed."""
+    def places(self) -> dict[int, int]:
+        """Canonical index of each node, by its own; keys come in canonical order, (owner, offset). Parents
+        come before their children, because a branch gets its number after its anchor existed."""
         order = sorted(self.nodes.values(), key=lambda node: (node.lease, node.offset))
-        place = {node.index: new for new, node in enumerate(order)}
-        place[NO_PARENT] = NO_PARENT
+        return {node.index: new for new, node in enumerate(order)}
+
+    def canonical(self) -> Tree:
+        """The finished tree, its nodes in canonical order."""
+        places = self.places()
+        place = {NO_PARENT: NO_PARENT, **places}
         nodes = [
             Node(
                 index=place[n.index], parent=place[n.parent], lease=n.lease, offset=n.offset, depth=n.depth,
                 turn=n.turn, scores=n.scores, value=n.value, value_version=n.value_version,
             )
-            for n in order
+            for n in (self.nodes[index] for index in places)
         ]  # fmt: skip
         return Tree(
             id=self.id,
@@ -218,25 +274,49 @@ class GrowingTree:
             gold_answer=self.gold_answer,
         )
 
+    def turn_rewards(self, branch: Branch) -> float:
+        """What the environment paid for the turns of a continuation, those before its anchor left out."""
+        return sum((self.nodes[index].turn.reward for index in branch.nodes), 0.0)
+
     def earned(self, branch: Branch, said: Outcome) -> Outcome:
-        """The outcome of a continuation: where the environment pays, the rewards of all its own turns."""
+        """The outcome of a finished continuation: where the environment pays, what all its own turns earned.
+
+        Whoever reports the end of a retry knows the rewards of its own attempt only.
+        """
         if said.source is not RewardSource.ENVIRONMENT:
             return said
-        reward = sum((self.nodes[index].turn.reward for index in branch.nodes), 0.0)
+        reward = self.turn_rewards(branch)
         return Outcome(reward, reward, said.source, said.ending)
 
     def returns(self, branch: Branch) -> float | None:
         """Success in [0, 1] of a continuation, by the environment's word; None where that is not known.
 
-        At a horizon it is the weighted return of the heirs (weights 1/m, fixed from the past).
+        At a horizon it is what its own turns earned and the weighted return of the heirs (weights 1/m, fixed
+        from the past).
         """
+        paid = self._paid(branch)
+        return None if paid is None else min(1.0, max(0.0, paid))
+
+    def _paid(self, branch: Branch) -> float | None:
+        """The return as the environment paid it, None where something else, or nothing, was said."""
         if branch.outcome is not None:
             known = branch.outcome.source is RewardSource.ENVIRONMENT
-            return min(1.0, max(0.0, branch.outcome.raw_reward)) if known else None
-        shares = [self.returns(self.branches[number]) for number in branch.heirs if number in self.branches]
+            return branch.outcome.raw_reward if known else None
+        shares = [self._paid(self.branches[number]) for number in branch.heirs if number in self.branches]
         if not shares or len(shares) < len(branch.heirs) or None in shares:
             return None
-        return sum(share for share in shares if share is not None) / len(shares)
+        return self.turn_rewards(branch) + sum(share for share in shares if share is not None) / len(shares)
+
+    def _leases_of_path(self, branch: Branch) -> int:
+        """Leases that one path was run in, end to end: together they are one piece of evidence."""
+        above, below = branch, [branch]
+        leases = 0
+        while above.heir_of in self.branches:
+            above, leases = self.branches[above.heir_of], leases + 1
+        while below:
+            leases += 1
+            below = [self.branches[n] for b in below for n in b.heirs if n in self.branches]
+        return leases
 
     def targets(self) -> tuple[list[Target], int]:
         """One loss term per continuation: at its anchor and at the open nodes it sampled, never above.
@@ -245,6 +325,7 @@ class GrowingTree:
         """
         found: list[Target] = []
         censored = 0
+        siblings: dict[tuple[int, Tally], Tally] = {}
         for branch in self.branches.values():
             outcome = self.returns(branch)
             if outcome is None:
@@ -252,10 +333,14 @@ class GrowingTree:
                 continue
             sampled = [self.nodes[index] for index in branch.nodes]
             opened = [node for node in sampled if node.turn.status is TurnStatus.OPEN]
-            share = 1.0 / (1 + len(opened))
-            found.append(Target(branch.prefix, branch.baseline, outcome, share))
+            share = 1.0 / (1 + len(opened)) / self._leases_of_path(branch)
+            place = branch.anchor, branch.prefix.below
+            beside = siblings.get(place, EMPTY)
+            siblings[place] = beside.plus(outcome)
+            found.append(Target(branch.prefix, branch.baseline, outcome, share, beside))
             for node in opened:
-                found.append(Target(describe(node, branch.prefix.tree), node.value, outcome, share))
+                prefix = self.prefix_after(node.index, branch.prefix.tree)
+                found.append(Target(prefix, node.value, outcome, share))
         return found, censored
 
 

@@ -118,6 +118,9 @@ def _rows(books: Books) -> Iterator[tuple[str, str]]:
     yield "tokens at the learner", _learner_tokens(learner)
     if book.on_the_wire:
         yield "trees on the wire", f"{len(book.on_the_wire)} when the allocator ended"
+    if book.recoveries:
+        longest = max(book.recoveries)
+        yield "allocator restarts", f"{len(book.recoveries)}, its books back within {longest:.2f} s"
     for name, closed in (("allocator", book.closed), ("learner", learner.closed or not learner.present)):
         if not closed:
             yield name, "did not end in order: what it held counts as in flight"

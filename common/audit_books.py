@@ -64,6 +64,8 @@ class AllocatorBook:
     """Action tokens of each turn that was reported to it, accepted or not."""
     told_discarded: dict[LeaseKey, int] = field(default_factory=dict)
     """Action tokens that each `Failed` said were thrown away."""
+    recoveries: list[float] = field(default_factory=list)
+    """Seconds that each process took which went on after another one had died."""
     goodbyes: set[str] = field(default_factory=set)
     """Peers whose goodbye it heard, hence all that they had said before."""
     closed: bool = False
@@ -233,6 +235,12 @@ def _read_allocator(records: Iterable[Record]) -> AllocatorBook:
                 book.consumed.add(fields["tree"])
             case "tree_committed":
                 book.committed.add(fields["tree"])
+            case "start":  # of the first process, or of one that goes on where another died or was stopped
+                book.closed = False
+                book.trees_in_flight = book.leases_in_flight = 0
+                book.on_the_wire = set()
+            case "recovered":
+                book.recoveries.append(float(fields["seconds"]))
             case "end":
                 book.closed = True
                 book.trees_in_flight = _ids(fields["in_flight_trees"])

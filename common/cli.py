@@ -17,6 +17,8 @@ from common.config import Role
 from common.errors import ConfigError, nearest
 
 OPTIONS = ("--help", "--cfg", "--role")
+SHORT = {"node": "replay.node"}
+"""Settings that may be typed without their section."""
 ON_ITS_OWN = ("role", "experiment")
 """Groups whose options may write anywhere, shown first and last in the help."""
 
@@ -113,6 +115,7 @@ def _read_assignment(line: CommandLine, word: str, available: dict[str, dict[str
         _check_option(key, value, available[key])
         _set_once(line.choices, key, value)
         return
+    key = SHORT.get(key, key)
     group = key.replace(".", "/").removesuffix("/name")
     if group in available and (group != key or key.endswith(".name")):
         raise ConfigError(f"{key} is chosen as a group: write {group}={value or '…'} instead of {word!r}")
@@ -143,6 +146,7 @@ Examples
   python run.py                                            train on this machine, everything at its default
   python run.py learner/credit=grpo learner.steps=100      another credit, more updates
   python run.py role=actor cluster.allocator=tcp://10.0.0.7:5555    one more actor, from another machine
+  python run.py role=replay run=runs/mine node=tree=5/node=17       why that node is where it is
 """
 
 
@@ -160,8 +164,9 @@ def help_text(configs: Path) -> str:
         "  python run.py --cfg job   prints every setting with its value, as the command line leaves it;",
         "  run=runs/<id>             takes the settings recorded in that run, with the command line on top.",
         f"\n{EXAMPLES}",
-        "Exit codes: 0 done, 1 audit found something, 2 configuration, 3 security, 4 storage, 5 protocol,",
-        "6 a role was lost for good, 70 a bug or a broken engine, 128 + n ended by signal n (130: Ctrl-C).",
+        "Exit codes: 0 done, 1 audit or replay found something, 2 configuration, 3 security, 4 storage,",
+        "5 protocol, 6 a role was lost for good, 70 a bug or a broken engine, 128 + n ended by signal n",
+        "(130: Ctrl-C).",
     ]
     return "\n".join(parts)
 

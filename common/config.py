@@ -11,6 +11,7 @@ import enum
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,9 @@ from common.config_allocator import (
 from common.config_learner import LearnerConfig, WarmstartConfig
 from common.errors import nearest, require
 
+NODE = re.compile(r"tree=([0-9]{1,18})/node=([0-9]{1,18})")
+"""How a node is written, as `common.nouns.NodeId` renders it."""
+
 
 class Role(enum.Enum):
     LOCAL = "local"
@@ -33,6 +37,7 @@ class Role(enum.Enum):
     WARMSTART = "warmstart"
     EVAL = "eval"
     AUDIT = "audit"
+    REPLAY = "replay"
     TRACKER = "tracker"
 
 
@@ -71,7 +76,7 @@ class ClusterConfig:
     connect_timeout_s: float = 120.0
     """How long a role waits for its peers before it gives up with exit 6."""
     max_restarts: int = 5
-    """Times role=local restarts one actor before it stops the run."""
+    """Times role=local restarts one actor, or the allocator, before it stops the run."""
 
     def __post_init__(self) -> None:
         for name in ("allocator", "weights", "hints", "tracker"):
@@ -204,6 +209,23 @@ class AuditConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class ReplayConfig:
+    node: str = ""
+    """A node of a finished tree, as in `tree=5/node=17`: why was its anchor chosen? `node=` for short."""
+    json: str = ""
+    """A file that gets what is printed as JSON; empty = none."""
+
+    def __post_init__(self) -> None:
+        rule = "tree=<number>/node=<number>, as in node=tree=5/node=17"
+        require(not self.node or self.wanted() is not None, "replay.node", rule, self.node)
+
+    def wanted(self) -> tuple[int, int] | None:
+        """(tree, node) to be explained."""
+        found = NODE.fullmatch(self.node)
+        return (int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(kw_only=True, slots=True)
 class ActorConfig:
     name: str = ""
     """Stable name of this actor; empty = one made from host and process."""
@@ -243,6 +265,7 @@ class Config:
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -281,6 +304,8 @@ def validate(config: Config) -> None:
         require(value in valid, key, f"one of {', '.join(valid)}{nearest(value, valid)}", value)
     splits, split = SPLITS[config.env.name], config.eval.split
     require(split in splits, "eval.split", f"one of {', '.join(splits)}{nearest(split, splits)}", split)
+    for key, text in (("replay.node", config.replay.node), ("replay.json", config.replay.json)):
+        require(not text or config.role is Role.REPLAY, key, "left out unless role=replay", text)
     if config.deterministic:
         lag, staleness = config.learner.max_policy_lag, config.allocator.max_score_staleness
         require(lag == 0, "learner.max_policy_lag", "0 when deterministic=true", lag)

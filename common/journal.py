@@ -4,8 +4,9 @@
     record  = length u32 | crc32(body) u32 | crc32(length, crc32) u32 | body = msgpack [kind, fields]
 
 The header has a checksum of its own. Otherwise one flipped bit in a length would make everything behind it
-look like a torn tail. What a crash can leave is a prefix of the last record, or zeros where the file grew
-before its data arrived: that is cut with a warning. Anything else is damage, and is refused with its offset.
+look like a torn tail. What a crash can leave is a part of what was not synced, and zeros behind it where the
+file grew before its data arrived: that is cut with a warning. Anything else is damage, and refused with its
+offset.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ MAX_RECORD_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One entry, with the place in the file where it begins."""
+    """One entry, with the place in the file where it begins, and where the next one does."""
 
     kind: str
     fields: dict[str, Any]
     offset: int
+    end: int = -1
 
 
 class JournalWriter:
@@ -48,11 +50,15 @@ class JournalWriter:
 
     Records are buffered until `flush`. Opening a journal that a crash left with a torn last record cuts it.
 
+    Args:
+        path: of the file; made where there is none.
+        sound_to: a place between two records up to which it has been read already, and found sound.
+
     Raises:
         StorageError: another writer has it, it is damaged or no journal, or the disk refuses.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sound_to: int = 0) -> None:
         self._path = path
         self._buffer: list[bytes] = []
         self._failed = ""
@@ -62,12 +68,17 @@ class JournalWriter:
         except OSError as error:
             raise StorageError(f"cannot open the journal {path}: {error.strerror}") from error
         try:
-            self._end = self._take_over()
+            self._end = self._take_over(sound_to)
         except BaseException:
             os.close(self._fd)
             raise
 
-    def _take_over(self) -> int:
+    @property
+    def end(self) -> int:
+        """Where the next record will begin, once all that was appended is flushed."""
+        return self._end
+
+    def _take_over(self, sound_to: int) -> int:
         """Lock the file, cut a torn tail, write the magic of a new one. Returns its length."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +87,7 @@ class JournalWriter:
                 f"the journal {self._path} has another writer; stop that process first"
             ) from error
         size = os.fstat(self._fd).st_size
-        end = max((end for _, _, end in _scan(self._path)), default=len(MAGIC))
+        end = max((end for _, _, end in _scan(self._path, sound_to)), default=max(sound_to, len(MAGIC)))
         if size < len(MAGIC):
             self._guard(os.ftruncate, self._fd, 0)
             self._guard(os.write, self._fd, MAGIC)
@@ -152,17 +163,21 @@ class JournalWriter:
         self.close()
 
 
-def read_journal(path: Path) -> Iterator[Record]:
+def read_journal(path: Path, start: int = 0) -> Iterator[Record]:
     """The records of `path` in order; a torn last one is left out with a warning.
 
+    Args:
+        path: of the file.
+        start: where to begin, in bytes: the beginning of a record, or of the file.
+
     Raises:
-        StorageError: the file is missing, no journal, or damaged before its last record.
+        StorageError: the file is missing, no journal, or damaged between `start` and its last record.
     """
-    for offset, body, _ in _scan(path):
-        yield _record(body, offset, path)
+    for offset, body, end in _scan(path, start):
+        yield _record(body, offset, end, path)
 
 
-def _scan(path: Path) -> Iterator[tuple[int, bytes, int]]:
+def _scan(path: Path, start: int) -> Iterator[tuple[int, bytes, int]]:
     """(offset, body, end) of each sound record; stops with a warning at a torn tail."""
     try:
         file = path.open("rb")
@@ -173,7 +188,8 @@ def _scan(path: Path) -> Iterator[tuple[int, bytes, int]]:
         magic = file.read(len(MAGIC))
         if not MAGIC.startswith(magic):
             raise StorageError(f"{path} is not a journal of this version: it begins with {magic!r}")
-        offset = len(MAGIC)
+        offset = max(start, len(MAGIC))
+        file.seek(offset)
         while offset < size:
             body = _read_one(file, offset, size, path)
             if body is None:
@@ -191,7 +207,7 @@ def _read_one(file: BinaryIO, offset: int, size: int, path: Path) -> bytes | Non
         return None
     length, checksum, header_checksum = HEADER.unpack(header)
     if header_checksum != zlib.crc32(header[:8]):
-        if not any(header) and _only_zeros(file):
+        if _only_zeros(file):
             return None
         raise _damaged(path, offset, "its header")
     end = offset + HEADER.size + length
@@ -199,7 +215,7 @@ def _read_one(file: BinaryIO, offset: int, size: int, path: Path) -> bytes | Non
         return None
     body = file.read(length)
     if zlib.crc32(body) != checksum:
-        if end == size:
+        if end == size or (body.endswith(b"\0") and _only_zeros(file)):
             return None
         raise _damaged(path, offset, "its body")
     return body
@@ -221,10 +237,10 @@ def _frame(body: bytes) -> bytes:
     return start + struct.pack("<I", zlib.crc32(start)) + body
 
 
-def _record(body: bytes, offset: int, path: Path) -> Record:
+def _record(body: bytes, offset: int, end: int, path: Path) -> Record:
     try:
         kind, fields = msgpack.unpackb(body, strict_map_key=False)
-        return Record(kind, fields, offset)
+        return Record(kind, fields, offset, end)
     except (ValueError, TypeError) as error:
         raise StorageError(
             f"the journal {path} has an unreadable record at byte {offset}: {error}"

@@ -180,9 +180,9 @@ class LocalRun:
         self.start(f"eval-{when}", "eval", words, niceness=niceness)
 
     def start_ring(self) -> None:
-        """Allocator first, on any free port; the others are told where it is."""
+        """Allocator first, on any free port; the others are told where it is, also when it is restarted."""
         self.forget_endpoint("allocator")
-        self.start("allocator", "allocator", [f"cluster.allocator={ANY_PORT}"])
+        self.start("allocator", "allocator", [f"cluster.allocator={ANY_PORT}"], fate=Fate.RESUME)
         allocator = self.endpoint("allocator")
         words = [f"cluster.allocator={allocator}", f"cluster.weights={ANY_PORT}", f"cluster.hints={ANY_PORT}"]
         self.start("learner", "learner", words)

@@ -59,7 +59,7 @@ def lacks(folder: Path) -> list[str]:
 
 
 def trained(rundir: RunDir) -> bool:
-    """Whether an allocator has begun to grow trees there: it cannot be taken up again."""
+    """Whether an allocator has begun to grow trees there: its starting weights are given."""
     path = rundir.allocator_journal
     return path.is_file() and any(record.kind == "tree_opened" for record in read_journal(path))
 
@@ -67,10 +67,15 @@ def trained(rundir: RunDir) -> bool:
 def refuse_trained(rundir: RunDir) -> None:
     """Raise `StorageError` where a run has been trained, or is being trained now."""
     if trained(rundir):
-        raise StorageError(
-            f"{shown(rundir.path)} has been trained already: start a new run, "
-            "with one of its checkpoints as model.path= to go on from there"
-        )
+        raise already_trained(rundir.path)
+
+
+def already_trained(path: Path) -> StorageError:
+    """To be raised where the run at `path` is asked for once more."""
+    return StorageError(
+        f"{shown(path)} has been trained already: start a new run, "
+        "with one of its checkpoints as model.path= to go on from there"
+    )
 
 
 @contextmanager

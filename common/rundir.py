@@ -6,7 +6,7 @@
         endpoints/<role>.json  where a role listens (needed when port 0 was asked for)
         locks/<role>.lock      one process per role
         warmstart/             demos.tw, tokenizer.json, model/
-        allocator/journal.tw   learner/journal.tw   learner/checkpoints/step-00000012/
+        allocator/journal.tw   allocator/snapshots/   learner/journal.tw   learner/checkpoints/step-00000012/
         actors/<name>/         an actor's working directory when role=local starts it
         logs/<role>.log        JSON lines
         eval/<name>.json       results of held-out evaluations
@@ -150,6 +150,10 @@ class RunDir:
         return self._folder("allocator") / "journal.tw"
 
     @property
+    def allocator_snapshots(self) -> Path:
+        return self._folder("allocator/snapshots")
+
+    @property
     def learner_journal(self) -> Path:
         return self._folder("learner") / "journal.tw"
 
@@ -190,13 +194,23 @@ class RunDir:
 
     def endpoint(self, role: str) -> str | None:
         """Where `role` listens, or None while it has not said so or its process is gone."""
-        try:
-            found = json.loads((self.path / "endpoints" / f"{_plain(role)}.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        if found["host"] == socket.gethostname() and not _alive(found["pid"]):
+        found = self._published(role)
+        if found is None or (found["host"] == socket.gethostname() and not _alive(found["pid"])):
             return None
         return str(found["endpoint"])
+
+    def last_endpoint(self, role: str) -> str | None:
+        """Where a process of `role` on this host listened last, though it may be gone."""
+        found = self._published(role)
+        return str(found["endpoint"]) if found and found["host"] == socket.gethostname() else None
+
+    def _published(self, role: str) -> dict[str, Any] | None:
+        try:
+            return dict(
+                json.loads((self.path / "endpoints" / f"{_plain(role)}.json").read_text(encoding="utf-8"))
+            )
+        except FileNotFoundError:
+            return None
 
     def wait_endpoint(self, role: str, timeout_s: float) -> str:
         """Block until `role` has published its endpoint.

@@ -2,7 +2,7 @@
 
     start ─▶ running ─▶ exited 0 ─▶ done                      (a task: warm start, evaluation, learner …)
                   │
-                  └──▶ crashed ─▶ wait (back-off) ─▶ running   (Fate.RESTART, Fate.WARN)
+                  └──▶ crashed ─▶ wait (back-off) ─▶ running   (Fate.RESTART, Fate.RESUME, Fate.WARN)
                             └───▶ RoleLost: the run stops      (Fate.STOP, or too many restarts)
 
 consumes: exits of children, signals to this process. produces: restarts, `RoleLost`, `Interrupted`.
@@ -40,6 +40,9 @@ class Fate(enum.Enum):
 
     STOP = "stop"
     RESTART = "restart"
+    RESUME = "resume"
+    """Restart, and it goes on where it was. Exit 0 is its end, and it is believed when it says that it cannot
+    go on."""
     WARN = "warn"
     """Restart; when that has failed too often, go on without it."""
 
@@ -59,6 +62,10 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
+
+
+FINAL = {Fate.RESTART: TREEWARD_CODES, Fate.RESUME: (*TREEWARD_CODES, PeerLost.exit_code)}
+"""Exit codes after which a child is not started again."""
 
 
 @dataclass(slots=True)
@@ -203,12 +210,12 @@ class Supervisor:
                     self._ended(name, watched, code, now)
 
     def _ended(self, name: str, watched: Watched, code: int, now: float) -> None:
-        if watched.retired or (code == 0 and watched.fate is Fate.STOP):
+        if watched.retired or (code == 0 and watched.fate in (Fate.STOP, Fate.RESUME)):
             watched.done = True
         elif code == 0 and watched.restarts < self.max_restarts:
             watched.restarts += 1
             watched.restart_at = now + LEFT_BY_ITSELF_S
-        elif watched.fate is Fate.STOP or (watched.fate is Fate.RESTART and code in TREEWARD_CODES):
+        elif watched.fate is Fate.STOP or code in FINAL.get(watched.fate, ()):
             raise self._lost(name, watched, code)
         elif watched.restarts < self.max_restarts:
             delay = min(MAX_BACKOFF_S, BACKOFF_S * 2**watched.restarts)

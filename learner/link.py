@@ -8,8 +8,9 @@ waits for: frames of the allocator.  unblocked by: a frame, a message to send, t
 
 The socket lives in this thread alone. A session begins with `Hello`; until `Welcome` answers it nothing else
 is sent, then all that is not durable goes again, in order. After `dead_after_s` of silence the socket is
-thrown away for a new one; after `connect_timeout_s` the event is a `PeerLost`. Heartbeats carry the training
-loop's progress.
+thrown away for a new one; after `connect_timeout_s` the event is a `PeerLost`. An allocator that is restarted
+where it was is found by the socket; it is known by its name, and the session begins again. Heartbeats carry
+the training loop's progress.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class AllocatorLink:
         self._given: deque[tuple[bytes | None, list[bytes]]] = deque()
         self._queue: deque[list[bytes]] = deque()
         self._welcomed = False
+        self._allocator = ""
+        """Which process of it was heard last."""
         self._heard_at = self._beat_at = time.monotonic()
         self._closing = threading.Event()
         self._empty = threading.Condition()
@@ -215,7 +218,18 @@ class AllocatorLink:
             except ProtocolError as error:
                 self._bad_frame(error)
                 continue
+            self._notice(envelope.sender)
             self._dispatch(envelope.message, envelope.id)
+
+    def _notice(self, sender: str) -> None:
+        """Another process of the allocator than before knows neither this learner nor what it has said."""
+        if sender == self._allocator:
+            return
+        if self._allocator and self._welcomed:
+            LOG.info("the allocator was restarted")
+            self._welcomed = False
+            self._put(self._hello())
+        self._allocator = sender
 
     def _dispatch(self, message: Any, msg_id: bytes) -> None:
         match message:

@@ -90,7 +90,16 @@ def test_the_splits_that_can_be_chosen_are_those_of_the_environment() -> None:
 def test_the_experiments_fit_every_rule_and_credit() -> None:
     for experiment in GROUPS["experiment"]:
         for rule in GROUPS["allocator/rule"]:
-            assert composed(f"experiment={experiment}", f"allocator/rule={rule}").allocator.rule.name == rule
+            name = composed(f"experiment={experiment}", f"allocator/rule={rule}").allocator.rule.name
+            assert name == (rule if rule in RULES else {"at2po": "entropy"}[rule])
+
+
+@pytest.mark.parametrize("choice", ["budget=trace_roots", "budget=adaptive", "rule=trace", "rule=uucb"])
+def test_what_lives_on_predictions_brings_the_learned_predictor_unless_another_is_chosen(choice: str) -> None:
+    assert composed(f"allocator/{choice}").allocator.predictor.name == "shared"
+    chosen = composed(f"allocator/{choice}", "allocator/predictor=history")
+    assert chosen.allocator.predictor.name == "history"
+    assert composed().allocator.predictor.name == "history"
 
 
 def test_a_configuration_full_of_odd_values_reaches_a_child_unchanged() -> None:

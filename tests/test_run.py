@@ -109,6 +109,14 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("model.path=no/such", ("model.path must be a folder with a saved model", "'no/such'", "no such folder")),
     ("role=learner", ("run must be a run directory for role=learner", "got ''")),
     ("role=audit run=nowhere", ("nowhere is not a run directory",)),
+    ("role=replay", ("run must be a run directory for role=replay", "got ''")),
+    ("role=replay run=nowhere", ("nowhere is not a run directory",)),
+    ("role=replay run=x node=tree=5", ("replay.node must be tree=<number>/node=<number>", "'tree=5'")),
+    ("role=replay run=x node=5/17", ("replay.node must be", "as in node=tree=5/node=17", "'5/17'")),
+    ("node=tree=5/node=17", ("replay.node must be left out unless role=replay", "'tree=5/node=17'")),
+    ("role=audit run=x replay.json=y", ("replay.json must be left out unless role=replay",)),
+    ("node=tree=1/node=2 replay.node=tree=1/node=3", ("replay.node is given twice",)),
+    ("nodes=tree=5/node=17", ("unknown setting 'nodes'", "'replay.node'")),
 ]
 
 
@@ -181,6 +189,14 @@ def test_values_are_read_as_their_settings_say() -> None:
     assert config.audit.actor_dirs == ["a", "b c"]
 
 
+@pytest.mark.parametrize(
+    "word", ["node=tree=5/node=17", "replay.node=tree=5/node=17", "node='tree=5/node=17'"]
+)
+def test_a_node_is_named_as_logs_and_mlflow_name_it(word: str) -> None:
+    config = compose("role=replay", "run=x", word)
+    assert config.replay.node == "tree=5/node=17" and config.replay.wanted() == (5, 17)
+
+
 def test_a_setting_may_be_repeated_with_the_same_value() -> None:
     assert compose("seed=1", "model=tiny", "seed=1", "model=tiny").seed == 1
 
@@ -233,6 +249,8 @@ def test_what_belongs_to_one_process_is_not_taken_over_from_a_run(tmp_path: Path
     config = compose(word)
     assert config.role is Role.LOCAL and config.run == str(tmp_path / "r")
     assert config.actor.name == "" and config.eval.checkpoint == "" and config.audit.actor_dirs == []
+    again = recorded(tmp_path / "s", "role=replay", "run=x", "node=tree=5/node=17", "replay.json=y")
+    assert compose(again).replay == Config().replay
 
 
 def test_a_group_chosen_on_the_command_line_replaces_the_recorded_section(tmp_path: Path) -> None:
@@ -284,6 +302,17 @@ def test_a_run_whose_settings_are_gone_is_not_taken_for_one_with_the_defaults(
     assert f"r/config.yaml {what}" in error and error.count("\n") == 1, error
 
 
+def test_a_run_that_never_had_an_allocator_has_nothing_to_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rundir = RunDir.create(tmp_path, "r")
+    rundir.config_file.write_text(run.to_yaml(compose()))
+    assert run.main(["role=replay", f"run={rundir.path}"]) == 4
+    error = capsys.readouterr().err
+    assert "allocator/journal.tw: the run has no allocator journal" in error and error.count("\n") == 1, error
+    assert sorted(path.name for path in rundir.path.iterdir()) == ["config.yaml", "run.json"]
+
+
 def test_a_warm_start_is_refused_before_it_touches_a_run_that_was_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,7 +322,7 @@ def test_a_warm_start_is_refused_before_it_touches_a_run_that_was_trained(
     with JournalWriter(rundir.allocator_journal) as journal:
         journal.append("tree_opened", tree=0, task="t", wave=0)
     before = sorted(rundir.path.rglob("*"))
-    for role in ("warmstart", "local", "allocator"):
+    for role in ("warmstart", "local"):
         assert run.main([word.replace("made/", ""), f"role={role}"]) == 4, role
         assert "has been trained already" in capsys.readouterr().err
         if role == "warmstart":

@@ -65,6 +65,8 @@ class FakeAllocator:
         self.receive = self.durable = True
         self.deaf = False
         """Read and say nothing at all."""
+        self.name = "fake/1"
+        """Of this process of the allocator."""
         self.endpoint = ""
         self._peer = b""
         self._known: set[bytes] = set()
@@ -94,9 +96,16 @@ class FakeAllocator:
         assert self._socket is not None
         msg_id = msg_id or new_id()
         await self._socket.send_multipart(
-            [self._peer, *encode(message, run="run", sender="fake/1", msg_id=msg_id)]
+            [self._peer, *encode(message, run="run", sender=self.name, msg_id=msg_id)]
         )
         return msg_id
+
+    async def restart(self, name: str) -> None:
+        """Another process takes its place at once; strangers are told its name, as the real one does."""
+        self.name = name
+        self._known.clear()
+        self.messages.clear()
+        await self.send(Received([]))
 
     async def send_raw(self, frames: list[bytes]) -> None:
         assert self._socket is not None

@@ -112,6 +112,28 @@ def test_what_was_received_but_not_made_durable_is_kept_and_sent_again_to_a_new_
     run(scenario)
 
 
+def test_another_process_of_the_allocator_is_known_by_its_name_and_told_everything_at_once() -> None:
+    """No silence is waited for: within one session, what was received but not written down goes again."""
+
+    async def scenario() -> None:
+        patient = Timing(heartbeat_s=0.05, dead_after_s=60.0, lost_after_s=60.0)
+        allocator = FakeAllocator(welcome(timing=patient))
+        allocator.durable = False
+        async with allocator, Caller(allocator.endpoint, patient) as caller:
+            speak(caller.link, 0, 5)
+            await until(lambda: numbers(allocator) == [0, 1, 2, 3, 4])
+            allocator.durable = True
+            await allocator.restart("fake/2")
+            speak(caller.link, 5, 7)
+            await until(lambda: numbers(allocator) == list(range(7)), what="everything, in order")
+            await until(lambda: caller.link.undelivered == 0)
+            assert len(allocator.hellos) == 2 and caller.link.sessions == 1
+            await until(lambda: len(allocator.heartbeats) > 5, what="the same name again")
+            assert len(allocator.hellos) == 2
+
+    run(scenario)
+
+
 def test_silence_makes_a_fresh_socket_even_if_the_connection_looks_alive() -> None:
     async def scenario() -> None:
         async with FakeAllocator(welcome()) as allocator, Caller(allocator.endpoint) as caller:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from allocator.budgets import make_budget
+from allocator.budgets.base import Budget
 from allocator.core import AllocatorCore, Handled, Send, Settings
 from allocator.rules import make_rule
 from allocator.rules.base import Rule
@@ -69,13 +70,14 @@ class Rig:
         self,
         settings: Settings | None = None,
         rule: Rule | RuleConfig | None = None,
-        continuations: int = 2,
+        continuations: int | Budget = 2,
         core: type[AllocatorCore] = AllocatorCore,
     ) -> None:
         rule = rule or RuleConfig()
         chosen = make_rule(rule) if isinstance(rule, RuleConfig) else rule
-        budget = make_budget(BudgetConfig(continuations=continuations))
-        self.core = core(settings or small(), chosen, budget)
+        if isinstance(continuations, int):
+            continuations = make_budget(BudgetConfig(continuations=continuations))
+        self.core = core(settings or small(), chosen, continuations)
         self.now = 100.0
         self.sent: list[Send] = []
         self.check_law = True
@@ -171,7 +173,7 @@ def hello(
     role: str, key: str, *, slots: int = 0, prefetch: int = 0, version: Version | None = None, **changes: Any
 ) -> Hello:
     name, _, incarnation = key.partition("/")
-    can = Capabilities(slots=slots, prefetch=prefetch)
+    can = Capabilities(slots=slots, prefetch=prefetch, process_scores=True)
     message = Hello(
         role, name, incarnation, PROTOCOL_VERSION, can, {}, version=version,
         weights_endpoint="tcp://weights" if role == "learner" else "",

@@ -106,6 +106,49 @@ def test_the_room_ahead_is_that_of_the_formula_and_of_the_run(
     assert delivery.room(step, running) == room
 
 
+def test_the_first_prompt_of_a_pool_takes_the_slots_of_its_wave_and_the_pool_is_filled_before_all_else() -> (
+    None
+):
+    """Waves of two out of four; a slot of an older wave that is free meanwhile waits."""
+    delivery = Delivery(small(steps=3, batch_trees=2, max_policy_lag=0), pool=4)
+    assert delivery.room(0, 0) == 2
+    assert [delivery.take_slot() for _ in range(4)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert delivery.pools == {0: 0} and delivery.taken == 2 and delivery.room(0, 0) == 0
+    delivery.chosen(0)
+    delivery.drop(0, "not_selected", candidate=True)
+    delivery.drop(0, "not_selected", candidate=True)
+    assert delivery.room(1, 2) == 2
+    assert delivery.take_slot() == (4, 2)
+    delivery.drop(1, "no_outcome")
+    assert delivery.room(0, 1) == 3 == delivery.room(1, 1), "whatever the learner's step"
+    assert [delivery.take_slot() for _ in range(3)] == [(5, 2), (6, 2), (7, 2)]
+    assert delivery.room(0, 1) == -1 and delivery.room(1, 1) == 1
+    assert delivery.take_slot() == (8, 1)
+
+
+def test_a_candidate_that_is_dropped_leaves_a_gap_in_its_pool_and_no_free_slot() -> None:
+    delivery = Delivery(small(steps=2, batch_trees=2), pool=4)
+    for _ in range(4):
+        delivery.take_slot()
+    delivery.drop(0, "inspect_failed", candidate=True)
+    assert delivery.pools == {0: 1} and delivery.taken == 2
+    assert delivery.take_slot() == (4, 0) and delivery.pools == {0: 0}
+    delivery.chosen(0)
+    delivery.drop(1, "stale")
+    assert delivery.taken == 1 and delivery.take_slot() == (5, 1)
+
+
+def test_a_pool_counts_as_a_whole_wave_of_work_ahead_from_its_first_prompt_on() -> None:
+    delivery = Delivery(small(steps=9, batch_trees=2, max_policy_lag=1), pool=6)
+    delivery.take_slot()
+    assert delivery.room(0, 0) == 5
+    for _ in range(5):
+        delivery.take_slot()
+    assert delivery.room(0, 0) == 2, "one wave more"
+    delivery.chosen(0)
+    assert delivery.room(0, 2) == 2, "two of it grow now"
+
+
 def test_every_interleaving_of_two_continuations_gives_the_same_tree() -> None:
     """Two actors, three messages each, all twenty orders."""
     trees = []

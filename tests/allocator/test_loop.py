@@ -75,6 +75,8 @@ class Client:
         self.inbox: list[Any] = []
         self.received: set[bytes] = set()
         self.durable: set[bytes] = set()
+        self.heard_from: list[str] = []
+        """Processes of the allocator, in the order in which they were first heard."""
         self.confirm = True
 
     def say(self, message: Message, msg_id: bytes | None = None) -> bytes:
@@ -94,6 +96,8 @@ class Client:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.socket.poll(int(1000 * left) + 1):
             envelope = decode(self.socket.recv_multipart(), self.union)
+            if envelope.sender not in self.heard_from:
+                self.heard_from.append(envelope.sender)
             match envelope.message:
                 case Received(ids=ids):
                     self.received |= set(ids)
@@ -321,7 +325,8 @@ def test_confirming_before_the_journal_is_synced_would_be_noticed(tmp_path: Path
 
 
 def assert_durable_after_sync(path: Path, loop: type[AllocatorLoop]) -> None:
-    """Every `Durable` leaves after a sync that came after the input it confirms; likewise every grant."""
+    """Every `Durable` leaves after a sync that came after the input it confirms, every tree after a sync of all
+    that led to it, every grant after its record was written."""
     served = Served(path, configuration(), loop)
     events: list[tuple[str, Any]] = []
     append, flush, transmit = served.journal.append, served.journal.flush, served.loop.lines._transmit
@@ -357,8 +362,9 @@ def assert_durable_after_sync(path: Path, loop: type[AllocatorLoop]) -> None:
         else:
             kinds.add(type(detail))
             assert synced or not isinstance(detail, Durable), "confirmed before it was synced"
+            assert synced or not isinstance(detail, TreeReady), "a tree left before it was synced"
             assert written or not isinstance(detail, Grant), "granted before it was written"
-    assert {Durable, Received, Grant, Inspect, Welcome} <= kinds
+    assert {Durable, Received, Grant, Inspect, Welcome, TreeReady} <= kinds
 
 
 @pytest.mark.parametrize(
@@ -402,11 +408,12 @@ def test_a_peer_of_another_run_is_sent_away(served: Served) -> None:
     assert bye.code == 5 and "yesterday" in bye.reason
 
 
-def test_an_unknown_sender_gets_no_answer_until_it_says_hello(served: Served) -> None:
+def test_an_unknown_sender_is_told_only_who_is_there_until_it_says_hello(served: Served) -> None:
     actor = served.actor()
     lost = actor.say(Heartbeat(0, 0))
     actor.hear(0.3)
     assert not actor.inbox and lost not in actor.received
+    assert actor.heard_from == [served.loop.lines.sender]
     actor.hello(served.config)
     actor.wait(Welcome)
 
@@ -590,9 +597,29 @@ def test_a_second_allocator_on_a_run_is_refused(tmp_path: Path) -> None:
         run_allocator(configuration(), rundir)
 
 
-def test_an_allocator_does_not_go_on_with_the_journal_of_another(tmp_path: Path) -> None:
-    rundir = RunDir.create(tmp_path, "run")
-    with JournalWriter(rundir.allocator_journal) as journal:
-        journal.append("tree_opened", tree=0, task="t", wave=0)
-    with pytest.raises(StorageError, match="start a new run"):
-        run_allocator(configuration(), rundir)
+def test_a_run_that_is_over_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    config = configuration()
+    config.cluster.connect_timeout_s = 1.0
+    served = Served(tmp_path, config)
+    try:
+        run_to_the_end(served, served.actor())
+        assert served.ended() == 0
+    finally:
+        served.close()
+    with pytest.raises(StorageError, match="run has been trained already: start a new run"):
+        run_allocator(config, served.rundir)
+
+
+def test_a_run_that_ended_for_want_of_a_learner_can_be_started_again(tmp_path: Path) -> None:
+    """It said: start it again, then the run."""
+    config = configuration()
+    config.cluster.connect_timeout_s = 0.5
+    served = Served(tmp_path, config)
+    try:
+        assert isinstance(served.ended(), PeerLost)
+    finally:
+        served.close()
+    with pytest.raises(PeerLost, match="no learner has said hello"):
+        run_allocator(config, served.rundir)
+    kinds = [record.kind for record in read_journal(served.rundir.allocator_journal)]
+    assert kinds.count("start") == kinds.count("end") == 2 and kinds.count("recovered") == 1

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from allocator.budgets.base import Budget
 from common.config_allocator import RandomRuleConfig, RuleConfig
 from common.messages import (
     Bye,
@@ -114,12 +115,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         lag=st.sampled_from([0, 1]),
     )
     def begin(self, branch_rule: str, staleness: int, lag: int) -> None:
+        self.prepare(branch_rule, 4, staleness, lag)
+
+    def prepare(self, branch_rule: str, budget: int | Budget, staleness: int, lag: int) -> None:
         config = RuleConfig() if branch_rule == "flat" else RandomRuleConfig(chains=2, expansions=1)
         bounds = small(
             steps=3, batch_trees=2, max_policy_lag=lag, max_score_staleness=staleness, max_attempts=2,
             connect_timeout_s=1e9,
         )  # fmt: skip
-        self.rig = Rig(bounds, config, continuations=4)
+        self.rig = Rig(bounds, config, budget)
         self.model = Model()
         self.incarnations = dict.fromkeys(NAMES, 0)
         self.learner = ("learner/0", 0, 0)
@@ -294,6 +298,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         key, step = f"learner/{lineage + 1}", max(0, step - back)
         self.learner, self.delivered, self.credit = (key, lineage + 1, step), [], 4
         self.say(key, hello("learner", key, version=Version(lineage + 1, step)))
+        for tree, state in self.model.trees.items():
+            if state in ("delivered", "consumed"):
+                self.model.trees[tree] = "ready"  # what no checkpoint holds goes again, as the credit comes
         self.say(key, Credit(4))
 
     # --- the law -----------------------------------------------------------------------------------------

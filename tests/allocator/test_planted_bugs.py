@@ -18,66 +18,11 @@ from allocator.delivery import Delivery
 from allocator.forest import Forest
 from allocator.leases import LeaseBook
 from allocator.peers import Peer
-from allocator.settings import Settings
 from allocator.state import CoreState
 from allocator.tree import Branch, BranchState, GrowingTree
-from benchmarks.fleet import Faults, Fleet, FleetConfig
-from common.config_allocator import BudgetConfig, RandomRuleConfig
 from common.messages import Expanded
-from common.predictor import HistoryPredictor
-from tests.allocator.test_machine import Model
-from tests.allocator.test_sequential import RULES, Crowd, PlainSearch, assert_equal
-
-CHAOS = Faults(
-    lost=0.02, duplicated=0.1, reordered=0.02, failed=0.05, declined=0.02, actor_life_s=25, actor_pause=0.01,
-    learner_life_s=40, tree_stale=0.1,
-)  # fmt: skip
-
-
-class WatchedFleet(Fleet):
-    """Reads every record with the model, and audits after every event."""
-
-    def __init__(self, seed: int) -> None:
-        settings = Settings(
-            steps=4,
-            batch_trees=3,
-            max_policy_lag=1,
-            max_score_staleness=3,
-            lease_deadline_s=12,
-            max_attempts=4,
-        )
-        fleet = FleetConfig(actors=4, slots=3, prefetch=2, step_s=1.0, commit_every=2, faults=CHAOS)
-        super().__init__(settings, fleet, RandomRuleConfig(), BudgetConfig(continuations=6), seed)
-        self.audit_every = 1
-        self.model = Model()
-        take = self.core.take_records
-
-        def read() -> list[Any]:
-            records = take()
-            for kind, fields in records:
-                self.model.read(kind, fields)
-            return records
-
-        self.core.take_records = read  # type: ignore[method-assign]
-
-
-def fleet_check() -> None:
-    for seed in range(3):
-        result = WatchedFleet(seed).run(max_events=6000)
-        assert result["ended"], "the run came to its end"
-        assert result["stats"]["trees/committed"] == 12
-
-
-def search_check() -> None:
-    for config, name, continuations in RULES:
-        for seed in range(2):
-            grown = Crowd(config, continuations, seed, faults=0.15).grow()
-            for tree, runs in zip(grown, PlainSearch(name, continuations).trees(), strict=True):
-                assert_equal(tree, runs)
-
-
-CHECKS: dict[str, Callable[[], None]] = {"fleet": fleet_check, "search": search_check}
-
+from common.predictor import HistoryPredictor, Target
+from tests.allocator.checks import CHECKS
 
 # ---------------------------------------------------------------------------------------------- the bugs
 
@@ -262,6 +207,21 @@ def staleness_not_looked_at_when_deciding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Forest, "too_old", lambda self, branch: False)
 
 
+def scores_never_age(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Forest, "_event", lambda self, branch, kind: None)
+
+
+def predictor_averages_realised_children(patch: pytest.MonkeyPatch) -> None:
+    targets = GrowingTree.targets
+
+    def planted(self: GrowingTree) -> tuple[list[Target], int]:
+        found, censored = targets(self)
+        mean = sum(target.outcome for target in found) / len(found)
+        return [Target(found[0].prefix, found[0].predicted, mean)], censored
+
+    patch.setattr(GrowingTree, "targets", planted)
+
+
 BUGS = [
     (in_flight_not_counted, "fleet"),
     (duplicate_turn_accepted, "fleet"),
@@ -281,10 +241,13 @@ BUGS = [
     (retry_forgets_accepted_turns, "fleet"),
     (candidates_in_order_of_arrival, "search"),
     (staleness_not_looked_at_when_deciding, "search"),
+    (staleness_not_looked_at_when_deciding, "aging"),
+    (scores_never_age, "aging"),
+    (predictor_averages_realised_children, "teaching"),
 ]
 
 
-@pytest.mark.parametrize("plant, check", BUGS, ids=[plant.__name__ for plant, _ in BUGS])
+@pytest.mark.parametrize("plant, check", BUGS, ids=[f"{plant.__name__}-{check}" for plant, check in BUGS])
 def test_a_planted_bug_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from common.config_allocator import (
     RULE_SCHEMAS,
     RULES,
     BudgetConfig,
+    EntropyRuleConfig,
     RandomRuleConfig,
     RuleConfig,
 )
@@ -321,3 +322,15 @@ def test_the_pinned_version_gives_the_values_of_later_turns() -> None:
     rig.inspect(actor)
     new = rig.leases(actor)
     assert new and new[0].baseline > 0.6 and new[0].predictor_version == 2
+
+
+def test_a_rule_that_needs_entropies_ends_the_run_with_a_sentence_where_there_are_none() -> None:
+    rig = Rig(small(batch_trees=1), EntropyRuleConfig(initial=1), 3)
+    rig.learner()
+    actor = rig.actor()
+    rig.inspect(actor)
+    (lease,) = rig.leases(actor)
+    rig.start(actor, lease)
+    rig.expand(actor, lease, 0)
+    assert rig.core.ending is not None and rig.core.ending.code == 2
+    assert "allocator.rule=entropy needs the entropies of every turn" in rig.core.ending.reason

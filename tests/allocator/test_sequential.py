@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from common.config_allocator import RandomRuleConfig, RuleConfig
-from common.messages import Failed, Finished, Heartbeat, Inspect, Inspected, Revoke, TreeReady
+from allocator.budgets.base import Budget
+from common.config_allocator import IgrpoRuleConfig, PatrRuleConfig, RandomRuleConfig, RuleConfig
+from common.messages import Expanded, Failed, Finished, Heartbeat, Inspect, Inspected, Revoke, TreeReady
 from common.nouns import Lease, LeaseId, Tree, TurnStatus, ids
 from common.seeds import derive_seed, lease_seed, turn_seed
-from tests.allocator.harness import LEARNER, ROOT, Rig, small, win
+from tests.allocator.harness import LEARNER, ROOT, Rig, small, turn, win
+from tests.allocator.rules.level_search import LevelRun, assert_same
+from tests.allocator.rules.levels import next_message
+from tests.allocator.rules.searches import ARPO, AT2PO, CONTRAST, TRACE, UUCB, Looking, told
 
 STEPS, BATCH, SEED = 3, 4, 11
 CHAINS, EXPANSIONS = 2, 2
@@ -80,6 +84,8 @@ class PlainSearch:
             for _ in range(self.continuations):
                 self.run(number, runs, START, 0)
             return runs
+        if self.rule != "random":
+            return self.looking(number, runs)
         for chain in range(CHAINS):
             self.run(number, runs, START, chain)
         decision = 1
@@ -91,6 +97,15 @@ class PlainSearch:
                 picks += [(rng.choice([START, *sorted(inner)]), chain) for _ in range(EXPANSIONS)]
             for anchor, chain in picks:
                 self.run(number, runs, anchor, chain)
+            decision += 1
+        return runs
+
+    def looking(self, number: int, runs: list[Run]) -> list[Run]:
+        search, decision = Looking(self.continuations, length, reward, self.value), 0
+        while len(runs) < self.continuations:
+            rng = random.Random(derive_seed("rule", SEED, number, decision))
+            for anchor, label in search.next(self.rule, [*runs], rng)[: self.continuations - len(runs)]:
+                self.run(number, runs, anchor, label)
             decision += 1
         return runs
 
@@ -123,7 +138,7 @@ class PlainSearch:
 class Crowd:
     """Several actors of one core, moved in a random order."""
 
-    def __init__(self, rule: RuleConfig, continuations: int, seed: int, faults: float) -> None:
+    def __init__(self, rule: RuleConfig, continuations: int | Budget, seed: int, faults: float) -> None:
         settings = small(steps=STEPS, batch_trees=BATCH, seed=SEED, max_attempts=10_000)
         self.rig = Rig(settings, rule, continuations)
         self.rig.check_law = False
@@ -189,7 +204,8 @@ class Crowd:
         else:
             for _ in range(1 + (self.rng.random() < self.faults)):
                 last = state == length(lease.seed) - 1
-                rig.expand(key, lease, state, last, reward(lease.seed) * last)
+                plain = turn(lease, state, last, reward=reward(lease.seed) * last)
+                rig.say(key, Expanded(lease.id, state, told(lease.seed, state, plain)))
             self.progress[lease.id] = state + 1
 
 
@@ -210,11 +226,42 @@ def assert_equal(tree: Tree, runs: list[Run]) -> None:
         assert all(a.parent == b for a, b in zip(nodes, [c.anchor, *c.nodes], strict=False))
 
 
+class LevelCrowd(Crowd):
+    """The same crowd in a world with scores, where a path may come back at its horizon."""
+
+    def advance(self, key: str, lease: Lease) -> None:
+        rig, state = self.rig, self.progress.get(lease.id, -1)
+        message = next_message(lease, lease.offset if state == -1 else state)
+        if state == -1 and isinstance(message, Expanded):
+            rig.start(key, lease)
+            self.progress[lease.id] = lease.offset
+        elif state != -1 and self.rng.random() < self.faults:
+            rig.say(key, Failed(lease.id, "drill", True))
+            self.held[key].remove(lease)
+        elif isinstance(message, Expanded):
+            for _ in range(1 + (self.rng.random() < self.faults)):
+                rig.say(key, message)
+            self.progress[lease.id] = state + 1
+        else:
+            rig.say(key, message)
+            self.held[key].remove(lease)
+
+
 RULES = [(RuleConfig(), "flat", 6), (RandomRuleConfig(chains=CHAINS, expansions=EXPANSIONS), "random", 10)]
+LOOKING = [
+    (ARPO, "arpo", 10),
+    (AT2PO, "at2po", 10),
+    (TRACE, "trace", 9),
+    (UUCB, "uucb", 7),
+    (CONTRAST, "contrast", 7),
+]
+"""Rules that look at what came of earlier continuations."""
+CASES = [
+    (*rule, seed) for rules, seeds in ((RULES, 8), (LOOKING, 4)) for rule in rules for seed in range(seeds)
+]
 
 
-@pytest.mark.parametrize("config, name, continuations", RULES, ids=["flat", "random"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("config, name, continuations, seed", CASES, ids=[f"{c[1]}-{c[3]}" for c in CASES])
 @pytest.mark.parametrize("faults", [0.0, 0.15], ids=["calm", "faulty"])
 def test_many_trees_in_flight_equal_a_plain_sequential_search_decision_for_decision(
     config: RuleConfig, name: str, continuations: int, seed: int, faults: float
@@ -229,9 +276,32 @@ def test_many_trees_in_flight_equal_a_plain_sequential_search_decision_for_decis
         assert all(len(ids(node.turn.action)) == 1 for node in tree.nodes[1:])
 
 
-def test_the_toy_world_is_one_where_a_wrong_anchor_shows() -> None:
+LEVELS = [
+    (PatrRuleConfig(interval=2, margin=0.25, repeats=3), 4),
+    (IgrpoRuleConfig(gamma=4.0, stable_steps=2), 3),
+]
+
+
+@pytest.mark.parametrize("config, continuations", LEVELS, ids=["patr", "igrpo"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("faults", [0.0, 0.15], ids=["calm", "faulty"])
+def test_trees_that_grow_level_by_level_equal_a_plain_search_too(
+    config: PatrRuleConfig | IgrpoRuleConfig, continuations: int, seed: int, faults: float
+) -> None:
+    grown = LevelCrowd(config, continuations, seed, faults).grow()
+    expected = LevelRun(config, continuations, SEED).trees(STEPS, BATCH)
+    for tree, runs in zip(grown, expected, strict=True):
+        assert_same(tree, runs)
+    assert len({run.ended for runs in expected for run in runs}) == 3, "some paths are stopped"
+    assert len({round(run.baseline, 6) for runs in expected for run in runs}) > 5
+
+
+@pytest.mark.parametrize("_, name, continuations", [RULES[1], *LOOKING])
+def test_the_toy_world_is_one_where_a_wrong_anchor_shows(
+    _: RuleConfig, name: str, continuations: int
+) -> None:
     """Otherwise the comparison above would prove nothing."""
-    runs = [run for tree in PlainSearch("random", 10).trees() for run in tree]
+    runs = [run for tree in PlainSearch(name, continuations).trees() for run in tree]
     assert len({run.anchor for run in runs}) > 8 and {run.anchor == START for run in runs} == {True, False}
     assert len({turn_seed(run.seed, 0) for run in runs}) == len(runs)
     assert len({round(run.baseline, 6) for run in runs}) > 5

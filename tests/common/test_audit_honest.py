@@ -40,6 +40,42 @@ def test_a_killed_allocator_leaves_its_open_leases_in_flight(tmp_path: Path) -> 
     assert "did not end in order" in "\n".join(report.lines())
 
 
+def test_an_allocator_that_goes_on_where_another_died_is_one_run(tmp_path: Path) -> None:
+    """What the dead one had out was fenced; the new one ends in order, and it is its word that counts."""
+    journals = sound_run()
+    recovered = {"boot": 1, "seconds": 0.25, "inputs": 9, "now": 1.0}
+    began = [("start", {"boot": 1}), ("recovered", recovered)]
+    journals["allocator"][-1:-1] = began
+    report = audit(tmp_path, journals)
+    assert report.ok, [*report.lines()]
+    assert dict(report.rows)["allocator restarts"] == "1, its books back within 0.25 s"
+
+
+def test_the_end_of_a_run_that_was_taken_up_again_is_none(tmp_path: Path) -> None:
+    """An orderly end, then another start that was killed: what it held is in flight."""
+    journals = sound_run()
+    journals["allocator"] += [
+        ("start", {"boot": 1}),
+        ("tree_opened", {"tree": 9, "task": "t", "wave": 0}),
+        ("lease_issued", lease(9, 0, 1_000_000, peer="actor-0/aa")),
+    ]
+    report = audit(tmp_path, journals)
+    assert report.ok, [*report.lines()]
+    assert "did not end in order" in "\n".join(report.lines())
+
+
+def test_a_lease_that_no_process_of_the_allocator_ended_is_lost(tmp_path: Path) -> None:
+    journals = sound_run()
+    end = journals["allocator"].pop()
+    journals["allocator"] += [
+        ("lease_issued", lease(4, 7, 0, peer="actor-0/aa")),
+        ("start", {"boot": 1}),
+        end,
+    ]
+    (finding,) = audit(tmp_path, journals).findings
+    assert finding.id == "tree=4/lease=7.0" and finding.kind == "lost"
+
+
 @pytest.mark.parametrize(
     "kind, reason", [*((kind, "") for kind in TAKEN), *(("dropped", reason) for reason in GIVEN_UP_UNHEARD)]
 )

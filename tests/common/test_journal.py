@@ -88,6 +88,39 @@ def test_zeros_behind_the_last_record_are_a_torn_tail(path: Path, caplog: pytest
     assert "torn record" in caplog.text
 
 
+def test_a_part_of_what_was_written_and_zeros_behind_it_are_a_torn_tail(path: Path) -> None:
+    """The file grew, and only the first part of the data arrived before the machine died."""
+    offsets = write(path)
+    whole = path.read_bytes()
+    for cut in range(len(MAGIC), len(whole)):
+        path.write_bytes(whole[:cut] + bytes(len(whole) - cut + 100))
+        complete = sum(1 for end in offsets[1:] if end <= cut)
+        found = entries(path)
+        # Where the bytes that did not arrive were zeros anyway, their record is whole.
+        assert found in (ENTRIES[:complete], ENTRIES[: complete + 1]), cut
+
+
+def test_a_journal_is_read_from_any_record_on(path: Path) -> None:
+    offsets = write(path)
+    for place, offset in enumerate(offsets):
+        found = list(read_journal(path, offset))
+        assert [(record.kind, record.fields) for record in found] == ENTRIES[place:]
+        assert [record.end for record in found] == offsets[place + 1 :]
+
+
+def test_what_was_read_already_is_not_read_again_to_write_on(path: Path) -> None:
+    offsets = write(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[offsets[0] + HEADER.size] ^= 1
+    path.write_bytes(bytes(damaged) + b"torn")
+    with JournalWriter(path, sound_to=offsets[1]) as journal:
+        assert journal.end == offsets[-1], "the torn end is cut all the same"
+        journal.append("after")
+        journal.flush(sync=False)
+        assert journal.end == path.stat().st_size
+    assert [record.kind for record in read_journal(path, offsets[1])] == ["beta", "gamma", "after"]
+
+
 def test_every_flipped_bit_is_refused_with_its_offset_or_cuts_only_the_last_record(path: Path) -> None:
     offsets = write(path)
     whole = path.read_bytes()

@@ -49,6 +49,29 @@ def test_a_role_that_crashes_stops_the_run_with_what_it_said_last(
     assert raised.value.exit_code == 6
 
 
+def test_a_role_that_goes_on_where_it_was_is_restarted_until_it_ends_well(
+    supervisor: Supervisor, tmp_path: Path, said: list[str]
+) -> None:
+    """Killed the first time, broken the second, done the third."""
+    script = (
+        f"echo x >> {tmp_path}/starts; case $(wc -l < {tmp_path}/starts) in 1) kill -9 $$;; 2) exit 70;; esac"
+    )
+    supervisor.start("allocator", sh(script), fate=Fate.RESUME)
+    assert supervisor.wait(lambda: supervisor.is_done("allocator"), timeout_s=10)
+    assert len(said) == 2 and "restart 1 of 2" in said[0]
+    assert (tmp_path / "starts").read_text() == "x\n" * 3
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6])
+def test_a_role_that_says_it_cannot_go_on_where_it_was_is_believed(
+    code: int, supervisor: Supervisor, said: list[str]
+) -> None:
+    supervisor.start("allocator", sh(f"exit {code}"), fate=Fate.RESUME)
+    with pytest.raises(RoleLost) as raised:
+        supervisor.wait(lambda: False, timeout_s=10)
+    assert raised.value.exit_code == code and said == []
+
+
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
 def test_a_meaningful_exit_code_is_kept_and_not_tried_again(
     code: int, supervisor: Supervisor, said: list[str]

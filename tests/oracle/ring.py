@@ -117,6 +117,8 @@ class Ring:
                 sends = core.handle(record.fields["peer"], message, record.fields["now"]).sends
             else:
                 sends = core.tick(record.fields["now"]) if record.kind == "tick" else []
+            if record.kind == "recovered":
+                core.restart(record.fields["boot"], record.fields["now"])
             for message in (send.message for send in sends):
                 if isinstance(message, TreeReady):
                     found.trees[message.tree.id] = message.tree

@@ -1,0 +1,195 @@
+"""Taking up a run whose allocator died, or was stopped: its books come back from its journal.
+
+    newest sound snapshot ─▶ thaw ─▶ replay the journal's tail ─▶ Recovery ─▶ the loop: begin ─▶ serve
+        damaged, or no way from it to where the journal goes? said loudly, then the one before, then the
+        whole journal; that failing, the run is not taken up
+
+What was confirmed as durable is in the journal, and what was sent was written before; so the books after the
+last record are those of the dead process, but for what it had read and not written, which its senders repeat.
+`begin` writes what the last input still led to (the journal may break off within that), then `start`, then
+`recovered`, then what comes of the restart: every live lease fenced (`door.restart`). A replay of the whole
+journal meets `recovered` where this process did, and does the same. All of it is synced before anyone is
+spoken to.
+
+The core's clock goes on: monotonic time is one for all processes of a machine until it is booted; where it is
+behind the journal's, as after that, it is shifted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allocator.core import AllocatorCore
+from allocator.replay import Replay
+from allocator.settings import code_of_decisions
+from allocator.snapshot import thaw
+from allocator.snapshots import Snapshot, newest_first, read_snapshot
+from common.errors import ConfigError, StorageError
+from common.journal import JournalWriter, Record, read_journal
+from common.logs import fields
+from common.opening import already_trained
+from common.rundir import RunDir
+
+LOG = logging.getLogger("treeward.allocator")
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The books of a run at the end of its journal, and what is known about them."""
+
+    core: AllocatorCore
+    boot: int = 0
+    """Which process of the allocator goes on with them: the first is 0."""
+    inputs: int = 0
+    """In the whole journal."""
+    replayed: int = 0
+    """Of those, behind the snapshot."""
+    snapshot: str = ""
+    """File it began with; empty = with the first record."""
+    sound_to: int = 0
+    """Where the journal's last sound record ends."""
+    now: float = 0.0
+    """The core's clock there."""
+    unwritten: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """What the last input led to and the journal lacks."""
+    over: bool = False
+    """Whether the run is complete, and the journal closed."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def begin(self, journal: JournalWriter, now: float, **start: Any) -> None:
+        """Write that another process goes on, fence what was out, and sync.
+
+        Args:
+            journal: of the run, opened at `sound_to`.
+            now: the core's clock.
+            start: fields of the `start` record.
+        """
+        for kind, values in self.unwritten:
+            journal.append(kind, **values)
+        core = self.core
+        decided_by = {"settings": core.state.settings.decisive, "code": code_of_decisions()}
+        journal.append("start", boot=self.boot, now=now, **decided_by, **start)
+        if self.boot:
+            live = core.live_leases
+            core.restart(self.boot, now)
+            seconds = time.perf_counter() - self.began
+            journal.append(
+                "recovered",
+                boot=self.boot, now=now, seconds=seconds, inputs=self.inputs, replayed=self.replayed,
+                snapshot=self.snapshot, fenced=live,
+            )  # fmt: skip
+            for kind, values in core.take_records():
+                journal.append(kind, **values)
+            LOG.info(
+                "taken up after %d inputs in %.2f s, %d of them replayed: %d leases fenced, %d trees open",
+                self.inputs, seconds, self.replayed, live, core.open_trees, extra=fields("recovered"),
+            )  # fmt: skip
+        journal.flush(sync=True)
+
+
+def recover(fresh: Callable[[], AllocatorCore], rundir: RunDir) -> Recovery:
+    """The books that the journal of a run leads to; fresh ones where nothing was written yet.
+
+    Args:
+        fresh: makes a core of the run's settings that nothing has happened to.
+        rundir: of the run; nobody else may write there.
+
+    Raises:
+        StorageError: the run is over, or its journal is damaged or leads elsewhere under this release.
+        ConfigError: it was begun with other settings.
+    """
+    began = time.perf_counter()
+    journal = rundir.allocator_journal
+    if not journal.is_file() or next(read_journal(journal), None) is None:
+        return Recovery(fresh(), began=began)
+    for snapshot in _snapshots(rundir):
+        try:
+            found = _follow(fresh(), journal, snapshot)
+        except StorageError as error:
+            if snapshot is None:
+                raise
+            LOG.error("%s; an older snapshot is used", error, extra=fields("snapshot_refused"))
+            continue
+        if found.over:
+            raise already_trained(rundir.path)
+        found.began = began
+        return found
+    raise AssertionError("the whole journal comes last")
+
+
+def _snapshots(rundir: RunDir) -> Iterator[Snapshot | None]:
+    """Those that can be read, newest first, then None: begin with the first record."""
+    journal_bytes = rundir.allocator_journal.stat().st_size
+    for left in rundir.allocator_snapshots.glob(".*.tmp"):
+        left.unlink()  # of a process that died while it wrote one
+    for path in newest_first(rundir.allocator_snapshots):
+        try:
+            snapshot = read_snapshot(path)
+            if snapshot.run != rundir.id or snapshot.offset > journal_bytes:
+                whose = f"run {snapshot.run!r}, byte {snapshot.offset} of its journal"
+                raise StorageError(f"the snapshot {path} is of {whose}: it does not belong to this journal")
+            yield snapshot
+        except StorageError as error:
+            LOG.error("%s; an older one is used", error, extra=fields("snapshot_refused"))
+    yield None
+
+
+def _follow(core: AllocatorCore, journal: Path, snapshot: Snapshot | None) -> Recovery:
+    """From a snapshot to the end of the journal.
+
+    Raises:
+        StorageError: the journal is damaged, or records other decisions than are made.
+        ConfigError: the run was begun with other settings.
+    """
+    found = Recovery(core, boot=1)
+    if snapshot is not None:
+        check_settings(core, snapshot.settings)
+        thaw(core, snapshot.books)
+        found.snapshot = f"{snapshot.offset:016d}"
+        found.boot, found.inputs, found.now = snapshot.boot + 1, snapshot.inputs, snapshot.now
+    replay, record = Replay(core), None
+    found.sound_to = snapshot.offset if snapshot is not None else 0
+    for record in read_journal(journal, found.sound_to):
+        _feed(replay, record)
+        if record.kind == "start":
+            found.boot = record.fields.get("boot", 0) + 1
+        found.now = max(found.now, record.fields.get("now", 0.0) if record.kind != "usage" else 0.0)
+        found.sound_to = record.end
+    complete = core.ending is not None and not core.ending.code
+    found.over = complete and record is not None and record.kind == "end"
+    found.unwritten = replay.outstanding()
+    found.replayed = replay.inputs
+    found.inputs += replay.inputs
+    return found
+
+
+def _feed(replay: Replay, record: Record) -> None:
+    if record.kind == "start" and "settings" in record.fields:
+        check_settings(replay.core, record.fields["settings"])
+    try:
+        replay.feed(record)
+    except RuntimeError as error:
+        raise StorageError(
+            f"the run cannot be taken up: at byte {record.offset} of its journal the allocator fails: {error}"
+        ) from error
+    if replay.differing:
+        raise StorageError(
+            "the run cannot be taken up: under this release its journal leads to other decisions than it "
+            f"records; use the release that began it ({replay.differences[0]})"
+        )
+
+
+def check_settings(core: AllocatorCore, begun: dict[str, str]) -> None:
+    """Raise `ConfigError` naming the first setting that decisions depend on and that has changed."""
+    here = core.state.settings.decisive
+    for key in sorted({*begun, *here}):
+        if begun.get(key) != here.get(key):
+            was, now = begun.get(key, "missing"), here.get(key, "missing")
+            raise ConfigError(
+                f"{key} must be {was}, with which this run was begun, got {now}: decisions were made under it"
+            )

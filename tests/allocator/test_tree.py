@@ -1,0 +1,45 @@
+"""A tree's targets: what a sibling had come to counts in learning, and never in the prediction."""
+
+from __future__ import annotations
+
+from common.prefix import EMPTY, Tally
+from tests.allocator.harness import RANDOM, Rig, small
+
+
+def test_siblings_granted_together_follow_one_after_the_other() -> None:
+    rig = Rig(small(batch_trees=1), continuations=3)
+    rig.learner()
+    actor = rig.actor()
+    rig.inspect(actor)
+    tree = rig.core.state.forest.trees[0]
+    for lease, reward in reversed([*zip(rig.leases(actor), (1.0, 0.0, 1.0), strict=True)]):
+        rig.finish(actor, lease, reward=reward)
+    targets, _ = tree.targets()
+    anchored = [target for target in targets if target.prefix.depth == 0]
+    assert [target.prefix.tree for target in anchored] == [EMPTY] * 3
+    assert [(t.outcome, t.beside) for t in anchored] == [
+        (1.0, EMPTY),
+        (0.0, Tally(1.0, 1)),
+        (1.0, Tally(1.0, 2)),
+    ]
+    assert all(target.beside == EMPTY for target in targets if target.prefix.depth > 0)
+
+
+def test_what_was_known_at_grant_is_not_counted_beside_too() -> None:
+    """Of the continuations from one anchor, those that had ended are in its tally, the others beside it."""
+    rig = Rig(small(batch_trees=1), RANDOM, continuations=6)
+    rig.learner()
+    actor = rig.actor(slots=8)
+    rig.inspect(actor)
+    tree = rig.core.state.forest.trees[0]
+    for lease in rig.leases(actor):
+        rig.finish(
+            actor, lease, turns=1, reward=1.0
+        )  # no open turn: the second round starts at the root, too
+    for number, lease in enumerate(rig.leases(actor)):
+        rig.finish(actor, lease, turns=1, reward=float(number % 2))
+    targets, _ = tree.targets()
+    assert [target.prefix.below for target in targets] == [EMPTY] * 2 + [Tally(2.0, 2)] * 4
+    assert [target.beside for target in targets] == [
+        EMPTY, Tally(1.0, 1), EMPTY, Tally(0.0, 1), Tally(1.0, 2), Tally(1.0, 3),
+    ]  # fmt: skip
