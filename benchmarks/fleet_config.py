@@ -35,11 +35,17 @@ class FleetConfig:
     slots: int = 4
     prefetch: int = 2
     turn_s: float = 1.0
+    """Mean time of a turn; how it is spread is the world's to say."""
     latency_s: float = 0.005
     max_turns: int = 6
+    """Of an episode in the coin world."""
     step_s: float = 2.0
     """One update of the learner."""
     commit_every: int = 5
+    credit: int = 0
+    """Trees the learner holds at once; 0 = two batches."""
+    beat_s: float = 1.0
+    """Time between two heartbeats of a peer."""
     resend_s: float = 2.0
     tick_s: float = 0.25
     join_over_s: float = 2.0

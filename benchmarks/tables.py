@@ -9,26 +9,19 @@ test compares the page with what the results files generate.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.allocation_tables import allocation, frozenlake
+from benchmarks.markdown import table
 from benchmarks.results import RESULTS, ROOT, read_results, shown
+from benchmarks.speculation_tables import scale, speculation
 from common.errors import StorageError
 from common.rundir import write_bytes_atomic
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 Results = dict[str, Any]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A markdown table; numbers as everywhere."""
-    lines = [list(head), ["---"] * len(head), *([_cell(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return shown(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def provenance(found: Results) -> str:
@@ -144,11 +137,36 @@ def drift(found: Results) -> str:
     return table(["runs", "difference of success", "weights", "apart"], rows)
 
 
+# ------------------------------------------------------------------------------------------------ the bias
+
+
+def bias(found: Results) -> str:
+    """One row a rule: each credit with what a shared token is worth, then what stopping paths changes."""
+    columns = list(dict.fromkeys((run["credit"], run["node_weight"]) for run in found["runs"]))
+    rows = []
+    for predictor, rule in dict.fromkeys((run["predictor"], run["rule"]) for run in found["runs"]):
+        of_rule = {
+            (run["credit"], run["node_weight"]): run
+            for run in found["runs"]
+            if (run["predictor"], run["rule"]) == (predictor, rule)
+        }
+        apart = [of_rule[columns[0]][f"run_against_{other}"] for other in ("environment", "rivals")]
+        cells = [f"{of_rule[column]['bias_run']:.4f}" for column in columns]
+        rows.append([rule, predictor, *cells, *(f"{value:.4f}" for value in apart)])
+    heads = [f"{credit}, {weight}" for credit, weight in columns]
+    return table(["rule", "predictor", *heads, "against environment", "against rivals"], rows)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "ring": ring,
     "controls": controls,
     "fleet": fleet,
+    "allocator_scale": scale,
+    "speculation": speculation,
     "drift": drift,
+    "bias": bias,
+    "allocation": allocation,
+    "allocation_frozenlake": frozenlake,
 }
 """Results file -> its tables."""
 
