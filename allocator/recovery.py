@@ -100,11 +100,12 @@ def recover(fresh: Callable[[], AllocatorCore], rundir: RunDir) -> Recovery:
         rundir: of the run; nobody else may write there.
 
     Raises:
-        StorageError: the run is over, or its journal is damaged or leads elsewhere under this release.
+        StorageError: the run is over, or its journal is damaged, cut, or leads elsewhere under this release.
         ConfigError: it was begun with other settings.
     """
     began = time.perf_counter()
     journal = rundir.allocator_journal
+    _refuse_cut(rundir)
     if not journal.is_file() or next(read_journal(journal), None) is None:
         return Recovery(fresh(), began=began)
     for snapshot in _snapshots(rundir):
@@ -122,20 +123,35 @@ def recover(fresh: Callable[[], AllocatorCore], rundir: RunDir) -> Recovery:
     raise AssertionError("the whole journal comes last")
 
 
+def _refuse_cut(rundir: RunDir) -> None:
+    """A journal is synced before a snapshot of it is taken: one that is shorter has lost what was promised.
+
+    Raises:
+        StorageError: it is shorter, or gone.
+    """
+    journal, newest = rundir.allocator_journal, next(iter(newest_first(rundir.allocator_snapshots)), None)
+    held = journal.stat().st_size if journal.is_file() else 0
+    if newest is not None and int(newest.stem) > held:
+        raise StorageError(
+            f"{journal} must hold at least the {int(newest.stem)} bytes that it held when the snapshot "
+            f"{newest.name} was taken, got {held}: it was cut or removed; put it back from a copy, or begin "
+            "a new run"
+        )
+
+
 def _snapshots(rundir: RunDir) -> Iterator[Snapshot | None]:
     """Those that can be read, newest first, then None: begin with the first record."""
-    journal_bytes = rundir.allocator_journal.stat().st_size
     for left in rundir.allocator_snapshots.glob(".*.tmp"):
         left.unlink()  # of a process that died while it wrote one
     for path in newest_first(rundir.allocator_snapshots):
         try:
             snapshot = read_snapshot(path)
-            if snapshot.run != rundir.id or snapshot.offset > journal_bytes:
-                whose = f"run {snapshot.run!r}, byte {snapshot.offset} of its journal"
-                raise StorageError(f"the snapshot {path} is of {whose}: it does not belong to this journal")
+            if snapshot.run != rundir.id:
+                whose = f"run {snapshot.run!r}, in the directory of {rundir.id!r}: was it renamed?"
+                raise StorageError(f"the snapshot {path} is of {whose}")
             yield snapshot
         except StorageError as error:
-            LOG.error("%s; an older one is used", error, extra=fields("snapshot_refused"))
+            LOG.error("%s; what came before it is used", error, extra=fields("snapshot_refused"))
     yield None
 
 

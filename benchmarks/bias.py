@@ -88,7 +88,7 @@ ARMS = (
     Arm("random", RandomRuleConfig(chains=1, expansions=2), 3),
     Arm("random, running", RandomRuleConfig(chains=1, expansions=2), 3, lockstep=True),
     Arm("entropy (ARPO)", EntropyRuleConfig(initial=1, beam=2, threshold=0.55), 3),
-    Arm("entropy (AT²PO)", EntropyRuleConfig(form="at2po", initial=1, beam=2), 3),
+    Arm("entropy (AT²PO)", EntropyRuleConfig(form="at2po", initial=1, beam=2), 3, DEEP),
     Arm("uucb", UucbRuleConfig(initial=1, exploration=0.5), 4),
     Arm("uucb, running", UucbRuleConfig(initial=1, exploration=0.5), 3, lockstep=True),
     Arm("trace", TraceRuleConfig(per_root=1), 4),

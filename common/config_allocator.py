@@ -93,7 +93,7 @@ class UucbRuleConfig(RuleConfig):
         require(0 <= self.decay <= 1, "allocator.rule.decay", "in [0, 1]", self.decay)
         for name in ("value", "exploration", "entropy"):
             weight = getattr(self, name)
-            require(0 <= weight < math.inf, f"allocator.rule.{name}", "0 or more", weight)
+            require(0 <= weight <= 1e6, f"allocator.rule.{name}", "between 0 and a million", weight)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -156,6 +156,10 @@ class IgrpoRuleConfig(RuleConfig):
             require(0 <= value < math.inf, f"allocator.rule.{name}", "0 or more, and finite", value)
 
 
+MAX_CONTINUATIONS = 65_536
+"""As many as a finished tree may hold on the wire."""
+
+
 @dataclass(kw_only=True, slots=True)
 class BudgetConfig:
     """How many continuations a prompt gets. `name` picks the budget."""
@@ -166,7 +170,8 @@ class BudgetConfig:
     that spread a sum over prompts, the mean."""
 
     def __post_init__(self) -> None:
-        require(self.continuations >= 1, "allocator.budget.continuations", "at least 1", self.continuations)
+        rule, fits = f"between 1 and {MAX_CONTINUATIONS}", 1 <= self.continuations <= MAX_CONTINUATIONS
+        require(fits, "allocator.budget.continuations", rule, self.continuations)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -179,7 +184,8 @@ class TraceRootsConfig(BudgetConfig):
 
     def __post_init__(self) -> None:
         BudgetConfig.__post_init__(self)
-        require(self.candidates >= 1, "allocator.budget.candidates", "at least 1", self.candidates)
+        fits = 1 <= self.candidates <= 64
+        require(fits, "allocator.budget.candidates", "between 1 and 64", self.candidates)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -216,8 +222,8 @@ class PredictorConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.discount <= 1, "allocator.predictor.discount", "in (0, 1]", self.discount)
-        positive = math.isfinite(self.strength) and self.strength > 0
-        require(positive, "allocator.predictor.strength", "finite and above 0", self.strength)
+        usable = 1e-3 <= self.strength <= 1e3
+        require(usable, "allocator.predictor.strength", "between 0.001 and 1000", self.strength)
 
 
 @dataclass(kw_only=True, slots=True)

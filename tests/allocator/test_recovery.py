@@ -497,11 +497,28 @@ def test_a_damaged_snapshot_is_said_and_the_one_before_it_used(
     )
     if damage == "elsewhere":
         newest.unlink()
-        write_snapshot(newest.parent, msgspec.structs.replace(read_snapshot(older), offset=10**9))
+        other = msgspec.structs.replace(read_snapshot(older), offset=int(newest.stem), run="another")
+        write_snapshot(newest.parent, other)
     mortal.kill(mortal.core.state.now)
     assert mortal.recoveries[-1].snapshot == older.stem
-    assert "an older one is used" in caplog.text and str(newest.parent) in caplog.text
+    assert "what came before it is used" in caplog.text and str(newest.parent) in caplog.text
     assert mortal.core.audit() == [] and replay(mortal.fresh(), mortal.records()) == []
+
+
+@pytest.mark.parametrize("left", [None, 0, 200])
+def test_a_journal_that_is_shorter_than_when_its_snapshot_was_taken_is_refused(
+    left: int | None, tmp_path: Path
+) -> None:
+    """What was confirmed as durable would be gone, and epochs that actors know might be given again."""
+    mortal = worked(tmp_path)
+    snapshot_of(mortal)
+    journal = mortal.rundir.allocator_journal
+    if left is None:
+        journal.unlink()
+    else:
+        journal.write_bytes(journal.read_bytes()[:left])
+    with pytest.raises(StorageError, match=r"journal\.tw must hold at least .* it was cut or removed"):
+        recover(mortal.fresh, mortal.rundir)
 
 
 def test_with_no_sound_snapshot_the_journal_alone_suffices(tmp_path: Path) -> None:
