@@ -76,6 +76,10 @@ def run_replay(config: Config, rundir: RunDir) -> int:
         raise StorageError(
             f"there is no {shown(path)}: the run has no allocator journal, so nothing to replay"
         )
+    if next(read_journal(path), None) is None:
+        raise StorageError(
+            f"{shown(path)} holds no record: nothing was decided yet, or the journal was emptied"
+        )
     wanted = config.replay.wanted()
     core = AllocatorCore.from_config(config, rundir.id)
     report = explain_node(core, path, wanted) if wanted else replay_all(core, path)
@@ -112,6 +116,7 @@ def explain_node(core: AllocatorCore, path: Path, wanted: tuple[int, int]) -> Re
     for record in read_journal(path):
         explainer.starting(*_started(record))
         if not _feed(report, record) or _closes(record, tree):
+            report.notes.append(f"the journal was replayed up to the end of tree {tree}, not beyond")
             break
     size = explainer.finished(tree)
     if size is None:

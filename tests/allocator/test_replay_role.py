@@ -265,3 +265,10 @@ def test_a_run_without_an_allocator_journal_is_one_sentence_and_stays_untouched(
 )
 def test_many_numbers_are_told_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+def test_an_emptied_journal_is_no_clean_replay(tmp_path: Path) -> None:
+    rundir = RunDir.create(tmp_path, "r")
+    rundir.allocator_journal.write_bytes(b"")
+    with pytest.raises(StorageError, match="holds no record"):
+        run_replay(configuration(RandomRuleConfig(), 6), rundir)
