@@ -122,8 +122,14 @@ class PeerTable:
                 self._heap = [entry for entry in self._heap if entry[3].stamp == entry[2]]
                 heapq.heapify(self._heap)
             heapq.heappush(self._heap, (load / slots, peer.order, peer.stamp, peer))
-        _keep(self.idle, peer, room > 0 and load == 0)
-        _keep(self.hoarding, peer, usable and peer.surplus > 0)
+        if room > 0 and load == 0:
+            self.idle[peer] = None
+        elif peer in self.idle:
+            del self.idle[peer]
+        if usable and peer.surplus > 0:
+            self.hoarding[peer] = None
+        elif peer in self.hoarding:
+            del self.hoarding[peer]
 
     def best(self) -> Peer | None:
         """The actor with most room per slot, None when nobody has any."""
@@ -133,10 +139,3 @@ class PeerTable:
                 return peer
             heapq.heappop(self._heap)
         return None
-
-
-def _keep(index: dict[Peer, None], peer: Peer, belongs: bool) -> None:
-    if belongs:
-        index[peer] = None
-    else:
-        index.pop(peer, None)

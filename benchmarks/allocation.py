@@ -8,6 +8,10 @@ papers' own flat rates: A 26.8 %, B 34.7 % (TRACE, arXiv 2606.11119), C 58.1 % (
 Nothing trains: the policy stands still. Prompts never repeat; all arms of a seed meet the same ones. A
 predictor that learns starts with what some waves of flat sampling taught it, and goes on learning.
 
+Parts (`--only`: the populations A, B, C, then `variants` of them and the `grid` of weights) are kept as they
+finish, for the same commit and lengths, and may be measured by several processes; the run that finds all of
+them writes the results.
+
 **Measures** (`benchmarks.contrast` defines the sums):
 
     mixed            share of prompts with both outcomes; the second definition of RIFB, P(0 < k < G)

@@ -42,7 +42,7 @@ about as many mixed prompts as there are places. A candidate costs no tokens."""
 EXTRA = 2
 """Continuations of one rescue at an overhead of 5 %."""
 PATR_INTERVAL = 2
-"""K, where episodes have 3 to 8 turns; the paper's 5 on FrozenLake is a tenth of its turn limit."""
+"""K, where episodes have 3 to 8 turns: with the paper's 5 or 13 there would hardly be a scoring point."""
 
 RULES: dict[str, tuple[Callable[[int], RuleConfig], int]] = {
     "flat": (lambda size: RuleConfig(), 1),
@@ -82,9 +82,15 @@ class Arm:
     overhead: float = 0.05
     """Of `adaptive`. What it gives a tree grows with it, else it could not be spent: 2 at 0.05."""
 
+    candidates: int = CANDIDATES
+    """Of `trace_roots`."""
+
     @property
     def name(self) -> str:
         more = f" {self.overhead:g}" if self.budget == "adaptive" and self.overhead != 0.05 else ""
+        more += (
+            f" {self.candidates}" if self.budget == "trace_roots" and self.candidates != CANDIDATES else ""
+        )
         return f"{self.rule} × {self.budget}{more} × {self.predictor}"
 
     @property
@@ -113,7 +119,7 @@ class Arm:
     def budget_config(self, size: int) -> BudgetConfig:
         match self.budget:
             case "trace_roots":
-                return TraceRootsConfig(continuations=size, candidates=CANDIDATES)
+                return TraceRootsConfig(continuations=size, candidates=self.candidates)
             case "adaptive":
                 extra = max(1, round(EXTRA * self.overhead / 0.05))
                 return AdaptiveConfig(continuations=size, overhead=self.overhead, extra=extra)

@@ -21,6 +21,7 @@ QUICK_ARMS = {"B": [TRACE], "C": [INFOTREE, ("flat", "adaptive")]}
 """Of the quick tier, beside all of A's."""
 QUICK_PREDICTORS = {"A": ("noise", "0.80", "0.95", "oracle"), "B": ("noise", "oracle"), "C": ("oracle",)}
 OVERHEADS = (0.1, 0.2, 0.4)
+POOLS = (1, 2, 8)
 OTHERWISE = {"reveal": (0.1, 0.4), "prompt_noise": (1.0, 4.0)}
 """Constants of the populations that no paper states, and other values of theirs. The flat rates, which depend
 on none of them, stay."""
@@ -47,7 +48,7 @@ class Tier:
         for arm in product(RULES, BUDGETS):
             if not self.quick or population.name == "A" or arm in QUICK_ARMS[population.name]:
                 yield learned(*arm)
-        yield from self._more_to_spend(population)
+        yield from self._otherwise(population)
         for rule, budget in self._swept(population):
             for known in self._predictors(population):
                 yield Arm(rule, budget, known)
@@ -73,11 +74,15 @@ class Tier:
         ceiling = root_auc(population, 0.0)
         return (*CONTROLS, "history", *(level for level in SWEPT if float(level) < ceiling))
 
-    def _more_to_spend(self, population: Population) -> Iterator[Arm]:
-        """InfoTree's budget beyond the paper's overhead."""
-        if population.name == "C" and not self.quick:
-            for known, overhead in product(("shared", "oracle"), OVERHEADS):
-                yield Arm(*INFOTREE, known, overhead=overhead)
+    def _otherwise(self, population: Population) -> Iterator[Arm]:
+        """InfoTree's budget beyond the paper's overhead, and TRACE's with other pools."""
+        if self.quick:
+            return
+        for known in ("shared", "oracle"):
+            if population.name == "C":
+                yield from (Arm(*INFOTREE, known, overhead=overhead) for overhead in OVERHEADS)
+            else:
+                yield from (Arm(*TRACE, known, candidates=candidates) for candidates in POOLS)
 
 
 def learned(rule: str, budget: str) -> Arm:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.allocation_arms import CANDIDATES
 from benchmarks.allocation_runs import Matched
 from benchmarks.contrast import Sums
 from benchmarks.population import POPULATIONS
@@ -79,6 +80,7 @@ def row(found: Matched, base: Sequence[Sums], accounting: str, flat_rate: float)
         "budget": arm.budget,
         "predictor": arm.predictor,
         "overhead": arm.overhead if arm.budget == "adaptive" else None,
+        "candidates": arm.candidates if arm.budget == "trace_roots" else None,
         "accounting": accounting,
         "sizes": [found.low.size, found.high.size],
         "share_of_larger": found.share,
@@ -133,13 +135,18 @@ ORACLE = 1.5
 FLAT, TRACE, INFOTREE = ("flat", "fixed"), ("trace", "trace_roots"), ("uucb", "adaptive")
 
 
+def as_published(found: Row) -> bool:
+    """Whether a budget has no more to spend than its paper's, and a pool the usual size."""
+    return found["overhead"] in (None, OVERHEAD) and found["candidates"] in (None, CANDIDATES)
+
+
 def find(
     rows: Sequence[Row], population: str, arm: tuple[str, str], predictor: str, accounting: str
 ) -> Row | None:
     """The row of an arm (rule and budget); None where it was not measured."""
     wanted = (population, *arm, predictor, accounting)
     keys = ("population", "rule", "budget", "predictor", "accounting")
-    found = (each for each in rows if each["overhead"] in (None, OVERHEAD))
+    found = (each for each in rows if as_published(each))
     return next((each for each in found if tuple(each[key] for key in keys) == wanted), None)
 
 
@@ -153,7 +160,7 @@ def needed_auc(
         for each in rows
         if (each["population"], each["rule"], each["budget"]) == (population, *arm)
         and each["accounting"] == "tokens"
-        and each["overhead"] in (None, OVERHEAD)
+        and as_published(each)
         and (each["predictor"] == "oracle" or each["predictor"][0].isdigit())
     ]
     for (low, below), (high, above) in pairwise(sorted(found)):

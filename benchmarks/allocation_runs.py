@@ -49,6 +49,7 @@ class Measured:
         return {
             "population": self.population, "rule": self.arm.rule, "budget": self.arm.budget,
             "predictor": self.arm.predictor, "weights": self.arm.weights, "overhead": self.arm.overhead,
+            "candidates": self.arm.candidates,
             "size": self.size,
             "auc_roots": self.auc_roots, "auc_prefixes": self.auc_prefixes, "sums": sums,
         }  # fmt: skip
@@ -56,7 +57,14 @@ class Measured:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Measured:
         weights = found["weights"] and tuple(found["weights"])
-        arm = Arm(found["rule"], found["budget"], found["predictor"], weights, found["overhead"])
+        arm = Arm(
+            found["rule"],
+            found["budget"],
+            found["predictor"],
+            weights,
+            found["overhead"],
+            found["candidates"],
+        )
         rows = zip(*(found["sums"][f.name] for f in fields(Sums)), strict=True)
         sums = tuple(Sums(*row) for row in rows)
         return cls(found["population"], arm, found["size"], sums, found["auc_roots"], found["auc_prefixes"])

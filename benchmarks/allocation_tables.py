@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.allocation_report import INFOTREE, TRACE, as_published
 from benchmarks.markdown import plus_minus, table
 
 Results = dict[str, Any]
 Row = dict[str, Any]
-PUBLISHED_OVERHEAD = 0.05
 COMPOSITIONS = (
     ("A", "nothing", "flat", "fixed"),
     ("A", "Tree-GRPO's sharing", "random", "fixed"),
@@ -31,7 +31,7 @@ def allocation(found: Results) -> str:
     parts = [checks(found), *(arms(found, name) for name in found["populations"])]
     parts += [predictors(found), compositions(found)]
     parts += [otherwise(found)] if found["variants"] else []
-    parts += [overheads(found)] if any(_is_beyond(row) for row in found["rows"]) else []
+    parts += [more_or_less(found)] if not all(as_published(row) for row in found["rows"]) else []
     parts += [grid(found)] if found["grid"] else []
     return "\n\n".join(part for part in parts if part)
 
@@ -54,7 +54,7 @@ def arms(found: Results, population: str) -> str:
         control = row["predictor"] == "none" and (
             row["rule"] in ("uucb", "trace") or row["budget"] != "fixed"
         )
-        if known and not control and row["accounting"] == "continuations" and not _is_beyond(row):
+        if known and not control and row["accounting"] == "continuations" and as_published(row):
             lines.append([row["rule"], row["budget"], *_equal(row), *_tokens(found, row)])
     head = ["rule", "budget", "mixed", "RIFB", "contrast: lift"]
     head += ["continuations", "mixed", "RIFB", "anchors", "contrast", "lift", "lift, paired"]
@@ -83,7 +83,7 @@ def _tokens(found: Results, row: Row) -> list[str]:
 
 
 def _twin(found: Results, row: Row) -> Row | None:
-    keys = ("population", "rule", "budget", "predictor", "overhead")
+    keys = ("population", "rule", "budget", "predictor", "overhead", "candidates")
     others = (each for each in found["rows"] if each["accounting"] == "tokens")
     return next((each for each in others if all(each[key] == row[key] for key in keys)), None)
 
@@ -92,7 +92,7 @@ def predictors(found: Results) -> str:
     """What is known of the prefixes, and what that is worth."""
     lines = []
     order = {name: place for place, name in enumerate(("none", "noise", "history"))}
-    rows = [row for row in found["rows"] if row["rule"] in ("trace", "uucb") and not _is_beyond(row)]
+    rows = [row for row in found["rows"] if row["rule"] in ("trace", "uucb") and as_published(row)]
     arms_of = dict.fromkeys((row["population"], row["rule"], row["budget"]) for row in rows)
     for arm in arms_of:
         of_arm = [row for row in rows if (row["population"], row["rule"], row["budget"]) == arm]
@@ -154,25 +154,34 @@ def _is_composed(row: Row, population: str, rule: str, budget: str) -> bool:
     known = "none" if (rule, budget) == ("random", "fixed") else "shared"
     wanted = (population, rule, budget, known, "tokens")
     names = ("population", "rule", "budget", "predictor", "accounting")
-    return tuple(row[name] for name in names) == wanted and not _is_beyond(row)
+    return tuple(row[name] for name in names) == wanted and as_published(row)
 
 
-def _is_beyond(row: Row) -> bool:
-    return row["overhead"] not in (None, PUBLISHED_OVERHEAD)
-
-
-def overheads(found: Results) -> str:
-    """InfoTree's budget with more to spend."""
-    lines = []
+def more_or_less(found: Results) -> str:
+    """InfoTree's budget with more to spend, and TRACE's with other pools."""
+    spent, pools = [], []
     for row in found["rows"]:
-        mine = (row["population"], row["rule"], row["budget"]) == ("C", "uucb", "adaptive")
-        if mine and row["predictor"] in ("shared", "oracle") and row["accounting"] == "continuations":
-            spent, gain = row["leaves_ratio"] - 1, plus_minus(row["mixed_gain_exact"], 100, 1)
-            lines.append(
-                [row["predictor"], f"{row['overhead']:g}", f"{spent:.3f}", plus_minus(row["mixed"]), gain]
+        arm, known = (row["rule"], row["budget"]), row["predictor"]
+        if row["accounting"] != "continuations" or known not in ("shared", "oracle"):
+            continue
+        if arm == INFOTREE and row["population"] == "C":
+            share, gain = row["leaves_ratio"] - 1, plus_minus(row["mixed_gain_exact"], 100, 1)
+            spent.append([known, f"{row['overhead']:g}", f"{share:.3f}", plus_minus(row["mixed"]), gain])
+        if arm == TRACE and row["population"] != "C":
+            lift = plus_minus(row["contrast_lift_exact"], digits=2)
+            pools.append(
+                [row["population"], known, str(row["candidates"]), plus_minus(row["contrast"]), lift]
             )
-    head = ["predictor", "overhead allowed", "spent", "mixed", "gain over flat, points"]
-    return "InfoTree's rule and budget with more to spend:\n\n" + table(head, lines)
+    return "\n\n".join(
+        (
+            "InfoTree's rule and budget on C with more to spend, continuations beyond 16 included:",
+            table(
+                ["predictor", "overhead allowed", "spent", "mixed", "gain over flat, points"], sorted(spent)
+            ),
+            "TRACE's rule and budget with other pools, at equal continuations:",
+            table(["population", "predictor", "candidates a place", "contrast", "lift"], sorted(pools)),
+        )
+    )
 
 
 def grid(found: Results) -> str:

@@ -38,7 +38,7 @@ STALENESS = (0, 1, 2, 4, 8, 16, 32, 48, 64)
 FEW = (0, 8, 16, 32, 64)
 RATIOS = (0.125, 0.25, 0.5, 1.0, 2.0)
 HARD_RATIO = 0.125
-DEFAULTS = {"uucb": 48, "trace": 16, "random": 24}
+DEFAULTS = {"uucb": 48, "trace": 8, "random": 24}
 """D that each rule is recommended to run with where trees are fewer than slots; see docs/benchmarks.md."""
 TOKENS_PER_CONTINUATION = 70
 """About what one costs: fixes how many tokens are measured for a number of trees."""
@@ -77,7 +77,7 @@ def _quick(seeds: Sequence[int]) -> Iterator[Task]:
     for tail in (True, False):
         yield Task(cell=Cell(slots=16, ratio=0.125, tail=tail), arms=few, seed=seeds[0], trees=40)
     hard = Cell(slots=HEADLINE_SLOTS, ratio=HARD_RATIO, tail=True)
-    yield Task(cell=hard, arms=_arms("uucb", (0,)), seed=seeds[0], trees=60)
+    yield Task(cell=hard, arms=_arms("uucb", (0,)), seed=seeds[0], trees=110)
 
 
 def _full(seeds: Sequence[int]) -> Iterator[Task]:
@@ -90,9 +90,9 @@ def _full(seeds: Sequence[int]) -> Iterator[Task]:
                     yield Task(cell=cell, arms=_arms(rule, FEW), seed=seed, trees=32)
     for seed in seeds:
         hard = Cell(slots=HEADLINE_SLOTS, ratio=HARD_RATIO, tail=True)
-        yield Task(cell=hard, arms=_arms("uucb", (0, 8, 16, 32, 64)), seed=seed, trees=125)
+        yield Task(cell=hard, arms=_arms("uucb", (0, 8, 16, 32, 64)), seed=seed, trees=200)
         for rule in ("trace", "random"):
-            yield Task(cell=hard, arms=_arms(rule, FEW), seed=seed, trees=125)
+            yield Task(cell=hard, arms=_arms(rule, FEW), seed=seed, trees=200)
     for cell in (
         Cell(slots=HEADLINE_SLOTS, ratio=0.125, tail=False),
         Cell(slots=HEADLINE_SLOTS, ratio=0.5, tail=True),

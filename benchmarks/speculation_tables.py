@@ -68,7 +68,7 @@ def _line(found: Results, row: Row) -> list[object]:
         {"null": "flat, other prompts"}.get(row["rule"], row["rule"]),
         "–" if row["rule"] in ("flat", "null") else f"**{row['staleness']}**" if chosen else row["staleness"],
         _percent(row, "overhead"),
-        _percent(row, "rifb_loss") if searching else "–",
+        _percent(row, "rifb_loss", "rifb_loss_se") if searching else "–",
         f"{row['rifb']:.3f} (flat {row['rifb_flat']:.3f})" if searching else "–",
         f"{row['mixed']:.3f} (flat {row['mixed_flat']:.3f})" if searching else "–",
         _percent(row, "agreement") if searching else "–",
@@ -78,8 +78,10 @@ def _line(found: Results, row: Row) -> list[object]:
     ]
 
 
-def _percent(row: Row, name: str) -> str:
-    error = f" ± {100 * row[f'{name}_error']:.1f}" if row["seeds"] > 1 else ""
+def _percent(row: Row, name: str, within: str = "") -> str:
+    """With the standard error over seeds; of one seed, with that over its prompts, where it has one."""
+    known = f"{name}_error" if row["seeds"] > 1 else within
+    error = f" ± {100 * row[known]:.1f}" if known in row else ""
     return f"{100 * row[name] + 0.0:.1f}{error} %".replace("-0.0", "0.0")
 
 

@@ -181,7 +181,7 @@ def render(text: str, folder: Path = RESULTS) -> str:
         StorageError: a marker is missing, or a results file cannot be read.
     """
     for name, make in TABLES.items():
-        found = read_results(name, folder)
+        found = read_results(name, folder) or read_results(f"{name}-quick", folder)
         module = "allocator_fleet" if name == "fleet" else name
         body = (
             f"{make(found)}\n\n{provenance(found)}"

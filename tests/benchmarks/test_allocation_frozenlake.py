@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import allocation_frozenlake as lake
+from benchmarks.allocation_tables import frozenlake as frozenlake_table
 from benchmarks.children import run_role
 from benchmarks.cli import compose
 from benchmarks.contrast import Sums, add, measure
@@ -129,4 +130,6 @@ def test_the_quick_tier_goes_on_where_it_was_interrupted(
     assert len(grown_for) == 2 * len(lake.QUICK_ARMS)
     found = json.loads((tmp_path / "allocation_frozenlake-quick.json").read_text())
     assert capsys.readouterr().out.splitlines()[-1] == found["last_line"]
+    page = frozenlake_table(found)
+    assert "| given | flat | 12.0 |" in page and "| given | trace × trace_roots, noise | 24.0 |" in page
     assert len(found["runs"]) == 2 * len(lake.QUICK_ARMS) and len(found["rows"]) == len(lake.QUICK_ARMS)

@@ -27,7 +27,8 @@ from benchmarks.contrast import Sums
 def entry(population: str, rule: str, budget: str, predictor: str, **values: Any) -> dict[str, Any]:
     known = {
         "population": population, "rule": rule, "budget": budget, "predictor": predictor,
-        "overhead": 0.05 if budget == "adaptive" else None, "accounting": "tokens",
+        "overhead": 0.05 if budget == "adaptive" else None,
+        "candidates": 4 if budget == "trace_roots" else None, "accounting": "tokens",
         "contrast_lift_exact": (1.0, 0.1), "contrast_over_random": (1.0, 0.1), "mixed_gain_exact": (0.0, 0.01),
         "leaves_ratio": 1.0, "auc_roots": 0.9,
     }  # fmt: skip

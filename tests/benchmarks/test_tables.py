@@ -70,6 +70,64 @@ def test_the_fleet_has_its_speed_in_a_row(tmp_path: Path) -> None:
     assert "| random | 1000 | 1000000 | 55.250 | 18100 |" in render(PAGE, tmp_path)
 
 
+def test_the_scale_has_a_row_for_each_cell(tmp_path: Path) -> None:
+    run = {
+        "part": "journal", "rule": "random", "trees": 16, "anchors": 1028, "actors": 1000, "journal": True,
+        "us_per_grant": 140.2, "grants_per_s": 7135.4, "bytes_per_anchor": 1713.0,
+    }  # fmt: skip
+    finish(begin("allocator_scale", []), {"growth": 1.0}, [run], tmp_path)
+    text = render(PAGE, tmp_path)
+    assert "| journal (by the clock) | random | 1,028 | 64.250 | 1,000 | 140 | 7,135 | 1713 |" in text
+
+
+def speculation_row(rule: str, staleness: int, slots: int = 1_000, **more: float) -> dict[str, Any]:
+    figures = {"overhead": 0.0, "agreement": 1.0, "idle": 0.1, "wasted": 0.0, "revoked": 0.0}
+    where = {
+        "slots": slots,
+        "ratio": 0.125,
+        "tail": True,
+        "storm": False,
+        "rule": rule,
+        "staleness": staleness,
+    }
+    return {**where, **figures, "seeds": 1, **more}
+
+
+def test_speculation_has_overheads_in_one_table_and_large_cells_in_another_with_the_default_in_bold(
+    tmp_path: Path,
+) -> None:
+    quality = {
+        "rifb": 0.5,
+        "rifb_flat": 0.4,
+        "rifb_loss": 0.02,
+        "rifb_loss_se": 0.013,
+        "mixed": 0.7,
+        "mixed_flat": 0.6,
+    }
+    rows = [
+        speculation_row("flat", 0), speculation_row("null", 0, overhead=-0.0001),
+        speculation_row("uucb", 0, overhead=7.4, **quality), speculation_row("uucb", 48, overhead=0.011, **quality),
+        speculation_row("uucb", 48, slots=16, overhead=0.3, **quality),
+    ]  # fmt: skip
+    real = [{"arm": "D=0", "rule": "uucb", "staleness": 0, "tokens_per_s": 361.0, "overhead": 1.887}]
+    finish(
+        begin("speculation", []),
+        {"overhead": 0.011},
+        [],
+        tmp_path,
+        rows=rows,
+        real=real,
+        defaults={"uucb": 48},
+    )
+    text = render(PAGE, tmp_path)
+    assert "| 1,000 | 0.125 | heavy | uucb | 740.0 % | 1.1 % |" in text
+    assert "| 16 | 0.125 | heavy | uucb |  | 30.0 % |" in text
+    assert "| 1,000 | 0.125 | heavy | flat, other prompts | 0.0 % |  |" in text
+    assert "| uucb | **48** | 1.1 % | 2.0 ± 1.3 % | 0.500 (flat 0.400) |" in text
+    assert text.count("trees per slot, heavy tails") == 1, "no table of its own for 16 slots"
+    assert "| D=0 | uucb | 0 | 361 | 188.7 % |" in text
+
+
 def test_a_page_without_a_table_or_with_two_of_it_is_refused(tmp_path: Path) -> None:
     for text in ("", PAGE + PAGE):
         with pytest.raises(StorageError, match="must hold the table"):
