@@ -45,8 +45,8 @@ from common.progress import duration
 from common.rundir import RunDir
 from common.settings import to_yaml
 
-SIZE = 12
-"""Continuations of a prompt: 4 + 8 of Tree-GRPO's and TRACE's, 6 + 6 of ARPO's."""
+SIZE = 6
+"""Continuations of a prompt, the ring's default: 2 + 4 of Tree-GRPO's and TRACE's, 3 + 3 of ARPO's."""
 MOST = 2 * SIZE
 CHAINS, EXPANSIONS = MOST // 3, 2
 WAVES, QUICK_WAVES, BATCH = 24, 10, 16
@@ -63,15 +63,15 @@ ARMS: dict[str, tuple[str, ...]] = {
         f"allocator.budget.continuations={MOST}",
     ),
     "arpo": ("allocator/rule=entropy", f"allocator.rule.initial={SIZE // 2}"),
-    "at2po": ("allocator/rule=at2po", "allocator.rule.initial=5", "allocator.rule.beam=3"),
+    "at2po": ("allocator/rule=at2po", "allocator.rule.initial=3", "allocator.rule.beam=2"),
     "uucb": ("allocator/rule=uucb", PREDICTS),
     "uucb × adaptive": ("allocator/rule=uucb", "allocator/budget=adaptive", PREDICTS),
     "trace": ("allocator/rule=trace", PREDICTS),
     "trace × trace_roots": (
         "allocator/rule=trace", "allocator/budget=trace_roots", "allocator.budget.candidates=4", PREDICTS,
     ),
-    "patr": ("allocator/rule=patr", f"allocator.budget.continuations={SIZE * 3 // 4}"),
-    "igrpo": ("allocator/rule=igrpo", "allocator.budget.continuations=6"),
+    "patr": ("allocator/rule=patr", "allocator.budget.continuations=4"),
+    "igrpo": ("allocator/rule=igrpo", "allocator.budget.continuations=5"),
     "trace, noise": ("allocator/rule=trace",),
     "trace × trace_roots, noise": (
         "allocator/rule=trace", "allocator/budget=trace_roots", "allocator.budget.candidates=4",
@@ -134,7 +134,7 @@ def main(words: list[str]) -> int:
 def settings_of(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     """What must be the same for a finished arm to count."""
     digest = hashlib.sha256(to_yaml(compose([*COMMON, *overrides])).encode()).hexdigest()
-    return {"waves": args.waves, "model": str(args.model or ""), "configuration": digest}
+    return {"waves": args.waves, "size": SIZE, "model": str(args.model or ""), "configuration": digest}
 
 
 # --------------------------------------------------------------------------------------------- the runs

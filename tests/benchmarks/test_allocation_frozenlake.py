@@ -22,8 +22,9 @@ from common.errors import ConfigError
 from common.prefix import Prefix
 from tests.benchmarks.test_contrast import grown
 
-FLAT = [grown(*((0, 2, float(n % 3 == 0)) for n in range(24)))]
-CHAINS = [grown(*((0, 2, float(n % 3 == 0)) for n in range(8)), *((0, 1, 0.0) for _ in range(16)))]
+FLAT = [grown(*((0, 2, float(n % 3 == 0)) for n in range(lake.MOST)))]
+HEADS = ((0, 2, float(n % 3 == 0)) for n in range(lake.CHAINS))
+CHAINS = [grown(*HEADS, *((0, 1, 0.0) for _ in range(lake.CHAINS * lake.EXPANSIONS)))]
 
 
 def entries(arm: str, sums: Sums) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -35,7 +36,7 @@ def entries(arm: str, sums: Sums) -> dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def test_an_arm_that_is_flat_sampling_has_no_lift_over_it_at_any_size() -> None:
-    for size in (3, 12, 20):
+    for size in (3, 6, 11):
         same = flat_curve(FLAT, lake.MOST)[size - 1]
         row = lake.row(entries("uucb", same), "warm", "uucb")
         for name in lake.METRICS:
@@ -131,5 +132,5 @@ def test_the_quick_tier_goes_on_where_it_was_interrupted(
     found = json.loads((tmp_path / "allocation_frozenlake-quick.json").read_text())
     assert capsys.readouterr().out.splitlines()[-1] == found["last_line"]
     page = frozenlake_table(found)
-    assert "| given | flat | 12.0 |" in page and "| given | trace × trace_roots, noise | 24.0 |" in page
+    assert "| given | flat | 6.0 |" in page and "| given | trace × trace_roots, noise | 12.0 |" in page
     assert len(found["runs"]) == 2 * len(lake.QUICK_ARMS) and len(found["rows"]) == len(lake.QUICK_ARMS)
