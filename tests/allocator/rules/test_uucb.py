@@ -357,9 +357,9 @@ def test_it_says_what_it_reads_and_explains_every_anchor_best_first() -> None:
     [
         ({"potential": "contrasts"}, "allocator.rule.potential must be one of .*did you mean 'contrast'"),
         ({"decay": 1.5}, r"allocator.rule.decay must be in \[0, 1\]"),
-        ({"value": -1.0}, "allocator.rule.value must be 0 or more"),
-        ({"exploration": math.inf}, "allocator.rule.exploration must be 0 or more"),
-        ({"entropy": math.nan}, "allocator.rule.entropy must be 0 or more"),
+        ({"value": -1.0}, "allocator.rule.value must be between 0 and a million"),
+        ({"exploration": math.inf}, "allocator.rule.exploration must be between 0 and a million"),
+        ({"entropy": math.nan}, "allocator.rule.entropy must be between 0 and a million"),
         ({"initial": 0}, "allocator.rule.initial must be at least 1"),
     ],
 )
