@@ -8,7 +8,9 @@
 Order: continuations that already wait, lowest tree first; then new trees; then, in trees where something is
 still outstanding, decisions that do not know of it, fewest outstanding first. So a rule speculates only where
 the bound on work ahead leaves nothing else to do, and no further than it must. For a rule that reads nothing
-no decision is speculative: there old trees finish before new ones start.
+no decision is speculative: there old trees finish before new ones start. Nothing is decided speculatively for
+an actor to hold beyond its slots: by the time a slot is free such a lease is too old, and starting it to find
+that out costs a turn.
 """
 
 from __future__ import annotations
@@ -99,8 +101,11 @@ def _use_room(s: CoreState, version: Version, granted: dict[Peer, list[Lease]]) 
         else:
             granted.setdefault(peer, []).append(_issue(s, branch, peer, version))
         return True
-    if s.forest.speculates and _open(s, peer, version):
-        return True
+    if s.forest.speculates:
+        if _open(s, peer, version):
+            return True
+        if peer.load >= peer.capabilities.slots:
+            return False
     tree = s.forest.next_wanting()
     if tree is not None:
         if tree.outstanding > 0 and not s.forest.throttled(tree):

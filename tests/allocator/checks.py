@@ -79,7 +79,7 @@ class AgedFleet(Fleet):
 
     def __init__(self, seed: int) -> None:
         settings = Settings(steps=3, batch_trees=2, max_policy_lag=1, max_score_staleness=STALENESS)
-        fleet = FleetConfig(actors=2, slots=2, prefetch=2)
+        fleet = FleetConfig(actors=4, slots=4, latency_s=0.2)
         rule = RandomRuleConfig(chains=1, expansions=1)
         super().__init__(settings, fleet, rule, BudgetConfig(continuations=8), seed)
         self.turns: dict[int, list[int]] = {}

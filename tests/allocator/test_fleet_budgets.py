@@ -90,7 +90,7 @@ def test_a_faulty_fleet_that_chooses_from_pools_comes_to_its_end(
             total[name] = total.get(name, 0) + value
         assert simulation.core.state.delivery.pools == {}
     assert total.get("trees/dropped/not_selected", 0) == 2 * STEPS * BATCH * (candidates - 1)
-    assert candidates == 4 or total["budget/largest"] > 2 * 6, "prompts got unequal allowances"
+    assert candidates > 1 or total["budget/largest"] > 2 * 6, "who has no choice of prompts shares unequally"
 
 
 @pytest.mark.parametrize(

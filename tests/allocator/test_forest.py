@@ -70,6 +70,17 @@ def test_where_no_tree_may_be_opened_slots_spread_over_the_trees_there_are() -> 
         assert by_tree(leases) == {0: row + 1, 1: row + 1, 2: row + 1}
 
 
+def test_nothing_is_decided_speculatively_for_an_actor_to_hold_until_a_slot_is_free() -> None:
+    made = rig(30, trees=1)
+    actor = made.actor(slots=3, prefetch=10)
+    held = work(made, actor)
+    assert len(held) == 3
+    made.finish(actor, held[0])
+    assert len(made.leases(actor)) == 1
+    flat = rig(30, trees=1, rule=RuleConfig())
+    assert len(work(flat, flat.actor(slots=3, prefetch=10))) == 13, "what cannot grow old may wait there"
+
+
 def test_for_a_rule_that_reads_nothing_old_trees_finish_before_new_ones_start() -> None:
     made = rig(0, trees=3, rule=RuleConfig(), continuations=3)
     assert by_tree(work(made, made.actor("a/1", slots=3))) == {0: 3}
