@@ -73,15 +73,20 @@ def build_model(settings: ModelConfig, tokenizer: WordTokenizer, seed: int) -> P
         return LlamaForCausalLM(config)
 
 
+def check_model(path: Path) -> None:
+    """Raise `StorageError` where a folder lacks a model's files."""
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (path / name).is_file():
+            raise StorageError(f"there is no model at {path}: {name} is missing; run role=warmstart first")
+
+
 def load_model(path: Path) -> PreTrainedModel:
     """The model saved in a folder (config.json, model.safetensors), in float32.
 
     Raises:
         StorageError: a file is missing or unreadable, or tensors and configuration do not belong together.
     """
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (path / name).is_file():
-            raise StorageError(f"there is no model at {path}: {name} is missing; run role=warmstart first")
+    check_model(path)
     loader: Any = AutoModelForCausalLM
     disable_progress_bar()
     try:

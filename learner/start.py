@@ -24,6 +24,7 @@ from common.rundir import RunDir
 from common.tokenizer import WordTokenizer
 from common.tracking import recorded_run
 from learner.checkpoint import Checkpoint, newest_checkpoint
+from learner.policy import check_model
 from learner.state import Origin, RunState, from_ranges, restore_random
 
 LOG = logging.getLogger("treeward.learner")
@@ -50,6 +51,7 @@ def start_run(config: Config, rundir: RunDir) -> Start:
     """
     checkpoint = newest_checkpoint(rundir.checkpoints)
     folder = checkpoint.path if checkpoint is not None else starting_weights(config, rundir)
+    check_model(folder)
     tokenizer = WordTokenizer.load(folder)
     if checkpoint is None:
         lineage = 1 + max(_starts(_journal(rundir)), default=-1)

@@ -376,7 +376,7 @@ def test_a_part_of_an_optimiser_is_not_taken_for_the_whole(tmp_path):
     model, backend = model_and_backend(seed=4)
     before = everything(model, backend)
     with pytest.raises(StorageError, match=r"lacks optimizer\.safetensors; .*learner\.backend"):
-        restore(found, model, backend)
+        backend.load_state(found.files)
     assert_same(before, everything(model, backend))
 
 

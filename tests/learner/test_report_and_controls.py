@@ -5,14 +5,14 @@ import logging
 import numpy as np
 import pytest
 
-from common.config_learner import OptimizerConfig
+from learner.backend.alone import alone
 from learner.controls import shuffle_rewards
 from learner.diagnostics import effective_sample_size
 from learner.policy import build_model
 from learner.queue import Drop
 from learner.report import PROGRESS, Stopwatch, dropped_metrics, log_step, outcome_metrics, step_metrics
 from learner.rows import Clock
-from learner.update import Updater, make_optimizer
+from learner.update import Updater
 from tests.learner.helpers import (
     SMALL_MODEL,
     TOKENIZER,
@@ -99,7 +99,7 @@ def test_the_effective_sample_size_is_1_for_equal_weights_and_1_over_n_for_one_t
 def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     model = build_model(SMALL_MODEL, TOKENIZER, seed=0)
     settings = learner_config()
-    updater = Updater(model, make_optimizer(model, OptimizerConfig()), settings, temperature=1.0)
+    updater = Updater(alone(model, settings), settings, temperature=1.0)
     batch = trees(4)
     report = updater.update(batch, Clock(V0, 1))
     watch = Stopwatch()
@@ -108,7 +108,8 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     for name in (
         "success", "mixed", "loss", "grad_norm", "clip_fraction", "ratio_ess", "ratio_q50", "lag_share_0",
         "entropy", "logprob_gap", "tokens_trained", "tokens_generated", "tokens_stale", "wait_trees_s",
-        "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped",
+        "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped", "drop_fraction",
+        "kl_behaviour", "rifb", "advantage_mass",
     ):  # fmt: skip
         assert name in metrics, name
     with caplog.at_level(logging.INFO, logger="treeward.learner"):
