@@ -11,9 +11,10 @@ Controls: flat sampling again on other prompts (`null`: its overhead is the nois
 
 The quick tier, which is the default, looks at 16 slots, and at 1,000 slots where it is hard: one tree per
 eight slots, heavy tails; with several seeds at `trace` as well. `--huge` adds 10,000 slots, `--full` ratios
-from 1/8 to 2, more D, and the rules `trace` and `random` everywhere. `--real` adds real processes over real sockets (`benchmarks.speculation_real`). Cells that have
-finished are kept in the working directory and not repeated. The last line, of `uucb` at its default D in the
-hard cell of 1,000 slots, is `speculation: overhead_sync= overhead= rifb_loss= agreement=`.
+from 1/8 to 2, more D, and the rules `trace` and `random` everywhere. `--real` adds real processes over real
+sockets (`benchmarks.speculation_real`). Cells that have finished are kept in the working directory and not
+repeated. The last line, of `uucb` at its default D in the hard cell of 1,000 slots, is
+`speculation: overhead_sync= overhead= rifb_loss= agreement=`.
 """
 
 from __future__ import annotations
