@@ -14,12 +14,13 @@ from common.nouns import NO_LEASE, ROOT, RewardSource
 def count_tree(account: Counter[str], tree: GrowingTree) -> None:
     """A tree is closed: add what it cost, and whether its outcomes differ."""
     returns = set()
+    nodes, earned = tree.nodes, tree.earned_up_to()
     for branch in tree.branches.values():
         kind = "heirs" if branch.heir_of != NO_LEASE else "roots" if branch.anchor == ROOT else "prefixes"
         account[kind] += 1
-        account[f"{kind}_tokens"] += sum(tree.nodes[i].turn.num_action_tokens for i in branch.nodes)
+        account[f"{kind}_tokens"] += sum([nodes[i].turn.num_action_tokens for i in branch.nodes])
         if branch.outcome is not None and branch.outcome.source is RewardSource.ENVIRONMENT:
-            returns.add(round(tree.earned_before(branch) + branch.outcome.raw_reward, 9))
+            returns.add(round(earned[branch.anchor] + branch.outcome.raw_reward, 9))
     account["trees"] += 1
     account["mixed"] += len(returns) > 1
 

@@ -75,14 +75,15 @@ class Delivery:
     def room(self, step: int, growing: int) -> int:
         """Trees that may be opened now, at the learner's `step` with `growing` open trees that have a slot of
         their own; of a pool that was not begun, how many of its slots."""
-        missing = sum(self.pools.values()) if self.pools else 0
-        if missing:
-            return missing
         settings = self.settings
-        growing += len(self.pools) * settings.batch_trees
+        if self.pools:
+            missing = sum(self.pools.values())
+            if missing:
+                return missing
+            growing += len(self.pools) * settings.batch_trees
         accepted = len(self.parcels) + self.committed
         ahead = work_ahead(step, settings.max_policy_lag, settings.batch_trees, accepted, growing)
-        return min(ahead, settings.trees - self.taken)
+        return ahead if ahead <= 0 else min(ahead, settings.trees - self.taken)
 
     @property
     def taken(self) -> int:

@@ -23,9 +23,9 @@ from allocator.accounts import count_tree
 from allocator.budgets.base import Budget, Prompt
 from allocator.hindsight import Hindsight
 from allocator.horizons import waiting_path
-from allocator.rules.base import COMPLETE, Decision, EventKind, Pick, Rule, Stop
+from allocator.rules.base import COMPLETE, OPEN, Decision, EventKind, Pick, Rule, Stop
 from allocator.settings import Settings
-from allocator.tree import Branch, BranchState, GrowingTree
+from allocator.tree import ENDED, Branch, GrowingTree
 from allocator.watch import Watch
 from common.nouns import (
     NO_LEASE,
@@ -38,7 +38,6 @@ from common.nouns import (
     TaskId,
     Tree,
     Turn,
-    TurnStatus,
     Version,
 )
 from common.predictor import Predictor
@@ -181,7 +180,7 @@ class Forest:
         self.candidates -= tree.candidate
         self._unpark(tree.wave)
         for branch in tree.branches.values():
-            if branch.state is not BranchState.ENDED:
+            if branch.state is not ENDED:
                 raise RuntimeError(f"tree {tree.id} closed while {branch.id} is {branch.state.value}")
         self._allow(self.budget.withdraw(tree.id, tree.slot))
 
@@ -200,8 +199,7 @@ class Forest:
 
     def age_now(self, tree: GrowingTree) -> int:
         """Age of a decision made now: what outstanding branches may still bring."""
-        now = self.clock(tree)
-        return score_age(now, now, self._kinds_out * tree.outstanding)
+        return score_age(0, 0, self._kinds_out * tree.outstanding)
 
     def throttled(self, tree: GrowingTree) -> bool:
         """Whether a decision made now would rest on scores older than D, or would hardly start in time."""
@@ -332,18 +330,17 @@ class Forest:
         """One turn was sampled: a node below the branch's tip, with the value its pinned predictor gives
         it."""
         tree = branch.tree
-        parent = tree.tip(branch)
+        parent, index, version = tree.tip(branch), tree.next_node, branch.predictor_version
         node = Node(
-            index=tree.next_node, parent=parent.index, lease=branch.number, offset=len(branch.nodes),
-            depth=parent.depth + 1, turn=turn, scores=scores, value_version=branch.predictor_version,
+            index, parent.index, branch.number, len(branch.nodes), parent.depth + 1, turn, scores,
+            value_version=version,
         )  # fmt: skip
-        tree.nodes[node.index] = node
-        if turn.status is TurnStatus.OPEN:
-            prefix = tree.prefix_after(node.index, branch.prefix.tree)
-            value = self.predictor.predict(prefix, branch.predictor_version).mean
-            tree.nodes[node.index] = node = msgspec.structs.replace(node, value=value)
+        tree.nodes[index] = node
+        if turn.status is OPEN:
+            value = self.predictor.predict(tree.prefix_after(index, branch.prefix.tree), version).mean
+            tree.nodes[index] = node = msgspec.structs.replace(node, value=value)
         tree.next_node += 1
-        branch.nodes.append(node.index)
+        branch.nodes.append(index)
         self._event(branch, EventKind.NODE)
         if scores or turn.process_score is not None:
             self._event(branch, EventKind.SCORE)
@@ -373,7 +370,7 @@ class Forest:
 
     def _settle(self, branch: Branch) -> None:
         tree = branch.tree
-        branch.state = BranchState.ENDED
+        branch.state = ENDED
         tree.outstanding -= 1
         tree.outstanding_of[branch.decision] -= 1
         tree.flying[branch.anchor] -= 1

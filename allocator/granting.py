@@ -15,6 +15,8 @@ that out costs a turn.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from allocator.endings import NOT_SELECTED, close_tree, drop_open_tree, end_attempt, give_back
 from allocator.leases import write_lease
 from allocator.peers import Peer
@@ -44,13 +46,14 @@ def pump(s: CoreState) -> None:
 
 def _settle(s: CoreState) -> bool:
     """Trees where nothing is outstanding decide or close at once. True when there was one."""
-    while s.forest.chosen:
-        s.delivery.chosen(s.forest.chosen.popleft())
-    while s.forest.rejected:
-        drop_open_tree(s, s.forest.trees[s.forest.rejected.popleft()], NOT_SELECTED)
-    if not s.forest.settled:
+    forest = s.forest
+    while forest.chosen:
+        s.delivery.chosen(forest.chosen.popleft())
+    while forest.rejected:
+        drop_open_tree(s, forest.trees[forest.rejected.popleft()], NOT_SELECTED)
+    if not forest.settled:
         return False
-    tree = s.forest.trees.get(s.forest.settled.popleft())
+    tree = forest.trees.get(forest.settled.popleft())
     if tree is not None:
         tree.settled = False
         if tree.outstanding == 0:
@@ -122,6 +125,7 @@ def _issue(s: CoreState, branch: Branch, peer: Peer, version: Version) -> Lease:
     return write_lease(branch, oldest_start(version, branch.tree.wave, s.settings.max_policy_lag), deadline)
 
 
+@lru_cache(maxsize=1024)
 def oldest_start(version: Version, wave: int, max_lag: int) -> Version:
     """Oldest weights that a continuation of a tree of `wave` may start with while `version` is the newest.
 
@@ -150,14 +154,14 @@ def _send_grants(s: CoreState, peer: Peer, leases: list[Lease], version: Version
 def _open(s: CoreState, peer: Peer, version: Version) -> bool:
     """Open a tree when those being set up will not fill the room there is. A pool fills none before it is
     whole."""
-    begun = any(s.delivery.pools.values())
-    if not begun and s.forest.inspecting * s.budget.typical >= s.peers.free:
+    forest, delivery = s.forest, s.delivery
+    if forest.inspecting * s.budget.typical >= s.peers.free and not any(delivery.pools.values()):
         return False
-    if s.delivery.room(version.step, len(s.forest.trees) - s.forest.candidates) <= 0:
+    if delivery.room(version.step, len(forest.trees) - forest.candidates) <= 0:
         return False
-    number, slot = s.delivery.take_slot()
-    wave, candidate = slot // s.settings.batch_trees, s.delivery.in_pool(slot)
-    tree = s.forest.open(number, slot, wave, version, candidate=candidate)
+    number, slot = delivery.take_slot()
+    wave, candidate = slot // s.settings.batch_trees, delivery.in_pool(slot)
+    tree = forest.open(number, slot, wave, version, candidate=candidate)
     s.record("tree_opened", tree=number, task=str(tree.task), wave=tree.wave)
     inspect(s, tree, peer)
     return True

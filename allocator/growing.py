@@ -30,8 +30,9 @@ from allocator.endings import (
 )
 from allocator.granting import end_inspection
 from allocator.peers import Peer
+from allocator.rules.base import OPEN
 from allocator.state import CoreState
-from allocator.tree import Branch, BranchState
+from allocator.tree import ENDED, QUEUED, RUNNING, Branch
 from common.messages import (
     Declined,
     Expanded,
@@ -45,14 +46,15 @@ from common.messages import (
     Revoke,
     Starting,
 )
-from common.nouns import LeaseId, TurnStatus
+from common.nouns import LeaseId, Turn
 
 
 def find(s: CoreState, peer: Peer, lease: LeaseId, message: Message) -> Branch | None:
-    """The branch whose live attempt this is, held by this peer; else None, counted by what it is instead."""
+    """The branch whose live attempt this is, held by this peer; else None, counted by what it is instead.
+    Only a live attempt has a holder."""
     tree = s.forest.trees.get(lease.tree)
     branch = tree.branches.get(lease.number) if tree is not None else None
-    if branch is not None and branch.epoch == lease.epoch and branch.live and branch.holder == peer.key:
+    if branch is not None and branch.epoch == lease.epoch and branch.holder == peer.key:
         return branch
     kind = late_kind(s, peer, lease, branch)
     s.counts[kind] += 1
@@ -75,14 +77,14 @@ def late_kind(s: CoreState, peer: Peer, lease: LeaseId, branch: Branch | None) -
         return "late"
     if lease.epoch > branch.epoch:
         return "invalid"
-    return "fenced" if lease.epoch < branch.epoch or branch.state is not BranchState.ENDED else "duplicates"
+    return "fenced" if lease.epoch < branch.epoch or branch.state is not ENDED else "duplicates"
 
 
 def starting(s: CoreState, peer: Peer, message: Starting) -> bool:
     branch = find(s, peer, message.lease, message)
     if branch is None or s.ending is not None:
         return True
-    if branch.state is BranchState.RUNNING:
+    if branch.state is RUNNING:
         s.counts["duplicates"] += 1
         return True
     if s.forest.too_old(branch):
@@ -101,21 +103,16 @@ def expanded(s: CoreState, peer: Peer, message: Expanded) -> bool:
         _count_crossed(s, peer, message)
         return True
     have = len(branch.nodes)
-    if branch.state is BranchState.QUEUED or message.offset > have:
+    if branch.state is QUEUED or message.offset > have:
         s.counts["gaps"] += 1
         return False
     if message.offset < have:
         s.counts["duplicates"] += 1
         return True
-    if branch.tree.tip(branch).turn.status is not TurnStatus.OPEN:
+    if branch.tree.tip(branch).turn.status is not OPEN:
         s.counts["invalid"] += 1
         return True
-    lacking = next((name for name in sorted(s.rule.turns_need) if not getattr(message.turn, name)), "")
-    if lacking:
-        what = (
-            f"allocator.rule={s.rule.name} needs the {lacking} of every turn, and actor {peer.key} sent none"
-        )
-        end_run(s, CONFIG_ERROR, f"{what}: choose another rule, or an engine that reports them")
+    if s.rule.turns_need and _ends_for_want(s, peer, message.turn):
         return True
     s.forest.expand(branch, message.turn, message.scores)
     s.leases.renew(branch, peer, s.now)
@@ -124,6 +121,16 @@ def expanded(s: CoreState, peer: Peer, message: Expanded) -> bool:
         tree=message.lease.tree, number=message.lease.number, epoch=message.lease.epoch,
         offset=have, tokens=message.turn.num_action_tokens,
     )  # fmt: skip
+    return True
+
+
+def _ends_for_want(s: CoreState, peer: Peer, turn: Turn) -> bool:
+    """Whether the turn lacks what the rule reads: that ends the run."""
+    lacking = next((name for name in sorted(s.rule.turns_need) if not getattr(turn, name)), "")
+    if not lacking:
+        return False
+    what = f"allocator.rule={s.rule.name} needs the {lacking} of every turn, and actor {peer.key} sent none"
+    end_run(s, CONFIG_ERROR, f"{what}: choose another rule, or an engine that reports them")
     return True
 
 
@@ -157,11 +164,11 @@ def _ended(s: CoreState, peer: Peer, message: Finished | HorizonReached, kind: s
         end_with_run(s, branch, peer, "", confirmed=True)
         return True
     have = len(branch.nodes)
-    if message.turns > have or (branch.state is BranchState.QUEUED and not branch.checked):
+    if message.turns > have or (branch.state is QUEUED and not branch.checked):
         s.counts["gaps"] += 1
         return False
     at_horizon = kind == "horizon"
-    open_tip = have > 0 and branch.tree.tip(branch).turn.status is TurnStatus.OPEN
+    open_tip = have > 0 and branch.tree.tip(branch).turn.status is OPEN
     if message.turns != have or have == 0 or (at_horizon and not (open_tip and branch.horizon)):
         s.counts["invalid"] += 1
         return True
@@ -213,7 +220,7 @@ def inspected(s: CoreState, peer: Peer, message: Inspected) -> bool:
     if tree is None or tree.nodes or tree.inspector != peer.key:
         s.counts["duplicates" if message.tree < s.delivery.opened else "invalid"] += 1
         return True
-    if message.task != tree.task or message.root.action or message.root.status is not TurnStatus.OPEN:
+    if message.task != tree.task or message.root.action or message.root.status is not OPEN:
         return inspect_failed(s, peer, InspectFailed(message.tree, "answered for another task"))
     end_inspection(s, tree)
     if s.ending is None:

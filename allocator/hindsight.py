@@ -42,9 +42,10 @@ class Hindsight:
         self._unknown: dict[int, Tally] = {}
         for branch in late:
             self._flying[branch.anchor] = self._flying.get(branch.anchor, 0) + 1
-            known = tree.path_success(branch)
+            path = tree.path(tree.tip(branch))
+            known = tree.path_success(branch, path)
             if known is not None:
-                for node in tree.path(tree.tip(branch)):
+                for node in path:
                     self._unknown[node.index] = self._unknown.get(node.index, Tally()).plus(known)
 
     def node(self, index: int) -> Node:

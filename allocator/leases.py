@@ -15,7 +15,7 @@ import heapq
 from collections import Counter
 
 from allocator.peers import Peer, PeerTable
-from allocator.tree import Branch, BranchState
+from allocator.tree import ENDED, PENDING, QUEUED, RUNNING, Branch
 from common.nouns import Lease, Version
 
 KINDS = (
@@ -42,7 +42,7 @@ class LeaseBook:
 
     def want(self, branch: Branch) -> None:
         """A continuation waits for an actor: lower trees and numbers first, so that old trees finish."""
-        branch.state = BranchState.PENDING
+        branch.state = PENDING
         self.pending += 1
         heapq.heappush(self._heap, (branch.tree.id, branch.number, branch))
 
@@ -57,7 +57,7 @@ class LeaseBook:
         """Give it to an actor under a new epoch, which fences all earlier attempts."""
         branch.epoch = max(branch.epoch + 1, self.first_epoch)
         branch.attempts += 1
-        branch.state = BranchState.QUEUED
+        branch.state = QUEUED
         branch.holder = peer.key
         branch.progress_at = now
         peer.queued[branch] = None
@@ -69,10 +69,10 @@ class LeaseBook:
         """Its first token is about to be sampled."""
         del peer.queued[branch]
         peer.running[branch] = None
-        branch.state = BranchState.RUNNING
+        branch.state = RUNNING
         branch.checked = True
         self.renew(branch, peer, now)
-        self.peers.changed(peer)
+        self.peers.queue_changed(peer)
 
     def renew(self, branch: Branch, peer: Peer, now: float) -> None:
         """Progress, not heartbeats: a hung environment or engine beats on."""
@@ -80,19 +80,19 @@ class LeaseBook:
 
     def due(self, branch: Branch, peer: Peer, deadline_s: float) -> float:
         """When it expires. While queued, any progress of its holder renews it; once started, only its own."""
-        queued = branch.state is BranchState.QUEUED
+        queued = branch.state is QUEUED
         return (max(branch.progress_at, peer.progress_at) if queued else branch.progress_at) + deadline_s
 
     def end(self, branch: Branch, peer: Peer, kind: str, *, confirmed: bool) -> None:
         """The live attempt is over. Unless its holder said so, its slot counts as taken until it does."""
         peer.queued.pop(branch, None)
         peer.running.pop(branch, None)
-        if confirmed:
-            peer.taken.pop(branch.id, None)
-        else:
+        if not confirmed:
             peer.stopping[branch.id] = None
             peer.take(branch)
-        branch.state = BranchState.ENDED
+        elif peer.taken:
+            peer.taken.pop(branch.id, None)
+        branch.state = ENDED
         branch.holder = ""
         branch.endings.append(kind)
         self.live -= 1

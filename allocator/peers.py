@@ -111,9 +111,9 @@ class PeerTable:
 
     def changed(self, peer: Peer) -> None:
         """Its load or its state changed: bring the indices up to date."""
-        usable = peer.role == ACTOR and peer.alive and not peer.resting
-        load, slots = peer.load, peer.capabilities.slots
-        room = max(0, slots + peer.capabilities.prefetch - load) if usable and slots else 0
+        can, load = peer.capabilities, peer.load
+        usable = can.slots > 0 and peer.alive and not peer.resting and peer.role == ACTOR
+        room = max(0, can.slots + can.prefetch - load) if usable else 0
         self.free += room - peer.room
         peer.room = room
         peer.stamp += 1
@@ -121,12 +121,16 @@ class PeerTable:
             if len(self._heap) > 8 * len(self.members) + 1024:
                 self._heap = [entry for entry in self._heap if entry[3].stamp == entry[2]]
                 heapq.heapify(self._heap)
-            heapq.heappush(self._heap, (load / slots, peer.order, peer.stamp, peer))
+            heapq.heappush(self._heap, (load / can.slots, peer.order, peer.stamp, peer))
         if room > 0 and load == 0:
             self.idle[peer] = None
         elif peer in self.idle:
             del self.idle[peer]
-        if usable and peer.surplus > 0:
+        self.queue_changed(peer)
+
+    def queue_changed(self, peer: Peer) -> None:
+        """What waits there is another number of leases. If its load is, too, `changed` is to be called."""
+        if peer.queued and peer.surplus > 0 and peer.role == ACTOR and peer.alive and not peer.resting:
             self.hoarding[peer] = None
         elif peer in self.hoarding:
             del self.hoarding[peer]

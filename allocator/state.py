@@ -8,6 +8,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from allocator.budgets.base import Budget
 from allocator.delivery import Delivery
 from allocator.forest import Forest
@@ -25,16 +27,14 @@ Record = tuple[str, dict[str, Any]]
 """A journal record: kind and fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """One message to one peer (`name/incarnation`)."""
 
     peer: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(msgspec.Struct, frozen=True):
     """What came of a message. `ack` False = the sender must send it again, in order, or say hello."""
 
     sends: list[Send]

@@ -58,6 +58,8 @@ class Journal:
 
     def __init__(self, writer: JournalWriter) -> None:
         self.writer = writer
+        self.sync_s = 0.0
+        """Seconds by the clock in writes that wait for the disk."""
         self._synced = time.monotonic()
 
     def take(self, key: str, message: Message, now: float, records: list[Record]) -> None:
@@ -66,10 +68,12 @@ class Journal:
             self.writer.append(kind, **fields)
 
     def burst(self) -> None:
-        due = time.monotonic() - self._synced >= FLUSH_S
+        began = time.monotonic()
+        due = began - self._synced >= FLUSH_S
         self.writer.flush(sync=due)
         if due:
             self._synced = time.monotonic()
+            self.sync_s += self._synced - began
 
 
 class Load:
@@ -202,6 +206,7 @@ class Load:
         return {
             "cpu_s": self.cpu_s,
             "wall_s": self.wall_s,
+            "sync_s": self.journal.sync_s if self.journal is not None else 0.0,
             "messages": self.messages,
             "grants": self.grants,
             "closed": self.closed,

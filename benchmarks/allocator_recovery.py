@@ -1,14 +1,15 @@
 """How soon a killed allocator is back: a long journal, snapshots taken as the loop takes them, a new process.
 
-    python -m benchmarks.allocator_recovery [inputs] [--actors N]
+    python -m benchmarks.allocator_recovery [inputs] [--actors 200,1000]
 
     simulated fleet ─▶ core ─▶ journal, a snapshot when one is due ─▶ dies ─▶ new process: import, recover
 
 It dies at the worst moment: as many inputs behind the newest snapshot as there may ever be.
 
-The last line is `recovery: inputs=… replayed=… seconds=… process_s=… whole_journal_s=… pause_ms=…
-snapshot_mb=…`: what was replayed behind the newest snapshot, seconds until the books are back, the same with
-the start of Python and all imports, and without any snapshot; the longest that a snapshot held up the loop.
+Fleets of several sizes; the last line is of the largest: `recovery: inputs=… replayed=… seconds=… process_s=…
+whole_journal_s=… pause_ms=… snapshot_mb=…`: what was replayed behind the newest snapshot, seconds until the
+books are back, the same with the start of Python and all imports, and without any snapshot; the longest that
+a snapshot held up the loop.
 Results go to `results/recovery.json` (fewer than 100,000 inputs: `recovery-quick.json`).
 """
 
@@ -29,9 +30,10 @@ from allocator.recovery import Recovery, recover
 from allocator.replay import INPUTS
 from allocator.settings import GC_THRESHOLD, Settings
 from allocator.snapshots import MOST_INPUTS, Snapshots
-from benchmarks import results
+from benchmarks import results, tables
 from benchmarks.allocator_fleet import FAULTS
-from benchmarks.cli import guarded
+from benchmarks.children import say
+from benchmarks.cli import guarded, numbers
 from benchmarks.fleet import Fleet, FleetConfig
 from common.config_allocator import BudgetConfig, RandomRuleConfig
 from common.journal import JournalWriter
@@ -165,17 +167,19 @@ def main(words: list[str]) -> int:
     """Simulate, recover, write, print; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.allocator_recovery")
     parser.add_argument("inputs", type=int, nargs="?", default=INPUTS_WANTED, help="length of the journal")
-    parser.add_argument("--actors", type=int, default=200)
+    parser.add_argument("--actors", type=numbers, default=[200, 1000], help="sizes of the fleet, by commas")
     parser.add_argument("--results", type=Path, default=results.RESULTS, help="where the results file goes")
     args = parser.parse_args(words)
     session = results.begin("recovery", words, module="allocator_recovery", quick=args.inputs < INPUTS_WANTED)
     gc.set_threshold(*GC_THRESHOLD)
-    with tempfile.TemporaryDirectory() as folder:
-        found = run(args.inputs, args.actors, Path(folder))
-    for name, value in found.items():
-        print(f"{name:20} {value:g}")
+    runs = []
+    for actors in sorted(args.actors):
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append({"actors": actors, **run(args.inputs, actors, Path(folder))})
+        say(" ".join(f"{name}={value:g}" for name, value in runs[-1].items()))
     names = ("inputs", "replayed", "seconds", "process_s", "whole_journal_s", "pause_ms", "snapshot_mb")
-    line = results.finish(session, {name: found[name] for name in names}, [found], args.results)
+    line = results.finish(session, {name: runs[-1][name] for name in names}, runs, args.results)
+    tables.update_if_committed(args.results)
     print(line, flush=True)
     return 0
 

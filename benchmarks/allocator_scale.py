@@ -5,7 +5,8 @@
 A grant is counted with all it costs the core: the rule's decision, the lease and its message, `Starting`,
 three turns, `Finished`, and its share of opening, closing and delivering its tree. The simulator's, the
 wire's and the actors' own time is left out (`benchmarks.allocator_load`). CPU seconds of one core; with the
-journal, seconds by the clock, since it waits for the disk.
+journal, seconds by the clock, since it waits for the disk (`sync_us` of its windows: where that is most of
+it, another disk, or one that nobody else writes to, gives another figure).
 
     growth        10³ … 10⁶ anchors in trees of about 64, a thousand actors, rule `random`
     actors        10² … 10⁵ actors at the greatest number of anchors
@@ -147,6 +148,7 @@ def _windows(load: Load, cell: Cell) -> list[dict[str, float]]:
                 "grants": grants,
                 "cpu_us": 1e6 * change["cpu_s"] / grants,
                 "wall_us": 1e6 * change["wall_s"] / grants,
+                "sync_us": 1e6 * change["sync_s"] / grants,
                 "messages_per_grant": change["messages"] / grants,
             }
         )

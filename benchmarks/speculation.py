@@ -1,6 +1,6 @@
 """What waiting costs a tree search, and what not waiting costs it: D from 0 to 64, in simulated time.
 
-    python -m benchmarks.speculation [--full] [--real] [--jobs N] [--seeds 0,1] [--work DIR] [--results DIR]
+    python -m benchmarks.speculation [--full] [--huge] [--real] [--seeds 0,1] [--jobs N] [--work DIR]
 
 Tree search over flat sampling at equal tokens, on the same slots with the same number of trees in flight. The
 allocator's core is the real one; actors, learner and time are simulated (`benchmarks.fleet`), turns take what
@@ -10,10 +10,11 @@ stands what speculation does to the search: `benchmarks.speculation_figures` def
 Controls: flat sampling again on other prompts (`null`: its overhead is the noise), and turns without a tail.
 
 The quick tier, which is the default, looks at 16 slots, and at 1,000 slots where it is hard: one tree per
-eight slots, heavy tails. `--full` adds ratios from 1/8 to 2, 10,000 slots, the rules `trace` and `random`,
-and seeds. `--real` adds real processes over real sockets (`benchmarks.speculation_real`). Cells that have
-finished are kept in the working directory and not repeated. The last line, of `uucb` at its default D in the
-hard cell of 1,000 slots, is `speculation: overhead_sync= overhead= rifb_loss= agreement=`.
+eight slots, heavy tails; with several seeds at `trace` as well. `--huge` adds 10,000 slots, `--full` ratios
+from 1/8 to 2, more D, and the rules `trace` and `random` everywhere. `--real` adds real processes over real
+sockets (`benchmarks.speculation_real`). Cells that have finished are kept in the working directory and not
+repeated. The last line, of `uucb` at its default D in the hard cell of 1,000 slots, is
+`speculation: overhead_sync= overhead= rifb_loss= agreement=`.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ class Task:
         return f"{cell.slots}/{cell.ratio:g}/{kind}/{rules}"
 
 
-def plan(full: bool, seeds: Sequence[int]) -> list[Task]:
+def plan(full: bool, seeds: Sequence[int], huge: bool = False) -> list[Task]:
     """What to measure, the cheap first."""
-    return list(_full(seeds) if full else _quick(seeds))
+    if full:
+        return list(_full(seeds))
+    return [*_quick(seeds), *(_huge(seeds) if huge else ())]
 
 
 def _arms(rule: str, staleness: Iterable[int]) -> tuple[tuple[str, int], ...]:
@@ -74,10 +77,13 @@ def _arms(rule: str, staleness: Iterable[int]) -> tuple[tuple[str, int], ...]:
 
 def _quick(seeds: Sequence[int]) -> Iterator[Task]:
     few = _arms("uucb", (0, 8, 16, 32, 64))
-    for tail in (True, False):
-        yield Task(cell=Cell(slots=16, ratio=0.125, tail=tail), arms=few, seed=seeds[0], trees=40)
     hard = Cell(slots=HEADLINE_SLOTS, ratio=HARD_RATIO, tail=True)
-    yield Task(cell=hard, arms=_arms("uucb", (0,)), seed=seeds[0], trees=110)
+    for seed in seeds:
+        for tail in (True, False):
+            yield Task(cell=Cell(slots=16, ratio=0.125, tail=tail), arms=few, seed=seed, trees=40)
+        yield Task(cell=hard, arms=_arms("uucb", (0,)), seed=seed, trees=110)
+        if len(seeds) > 1:
+            yield Task(cell=hard, arms=_arms("trace", (0,)), seed=seed, trees=110)
 
 
 def _full(seeds: Sequence[int]) -> Iterator[Task]:
@@ -101,8 +107,12 @@ def _full(seeds: Sequence[int]) -> Iterator[Task]:
         yield Task(cell=cell, arms=_arms("uucb", (0, 8)), seed=seeds[0], trees=cell.trees // 2)
     storm = Cell(slots=HEADLINE_SLOTS, ratio=HARD_RATIO, tail=True, storm=True)
     yield Task(cell=storm, arms=_arms("uucb", (0,)), seed=seeds[0], trees=125)
-    huge = Cell(slots=10_000, ratio=HARD_RATIO, tail=True)
-    yield Task(cell=huge, arms=_arms("uucb", (0, 16)), seed=seeds[0], trees=huge.trees // 2)
+    yield from _huge(seeds)
+
+
+def _huge(seeds: Sequence[int]) -> Iterator[Task]:
+    cell = Cell(slots=10_000, ratio=HARD_RATIO, tail=True)
+    yield Task(cell=cell, arms=_arms("uucb", (0,)), seed=seeds[0], trees=cell.trees // 2)
 
 
 def run_task(task: Task) -> list[Row]:
@@ -152,6 +162,7 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation")
     parser.add_argument("--full", action="store_true", help="all slots, ratios, rules and seeds: hours")
+    parser.add_argument("--huge", action="store_true", help="10,000 slots too: twenty minutes more")
     parser.add_argument("--real", action="store_true", help="real processes too: some minutes more")
     parser.add_argument("--jobs", type=int, default=1, help="cells measured at once")
     parser.add_argument("--seeds", type=numbers, help="of the arms (default: 0, with --full 0 to 4)")
@@ -169,7 +180,7 @@ def main(words: list[str]) -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     settings = {"commit": session.git["commit"], "dirty": session.git["dirty"], "full": args.full}
     partial = Partial(args.work / "partial.json", settings)
-    tasks = plan(args.full, args.seeds)
+    tasks = plan(args.full, args.seeds, args.huge)
     todo = [task for task in tasks if partial.get(task.seed, task.name) is None]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         for task, rows in zip(todo, pool.imap(run_task, todo), strict=True):

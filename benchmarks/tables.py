@@ -126,6 +126,14 @@ def fleet(found: Results) -> str:
     return table(["rule", "actors", "events", "seconds", "events/s"], rows)
 
 
+def recovery(found: Results) -> str:
+    """One row a fleet."""
+    names = ("inputs", "replayed", "seconds", "process_s", "whole_journal_s", "pause_ms", "snapshot_mb")
+    return table(
+        ["actors", *names], [[run["actors"], *(run[name] for name in names)] for run in found["runs"]]
+    )
+
+
 # --------------------------------------------------------------------------------------------- the drift
 
 
@@ -221,6 +229,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "controls": controls,
     "fleet": fleet,
     "allocator_scale": scale,
+    "recovery": recovery,
     "speculation": speculation,
     "drift": drift,
     "bias": bias,
@@ -231,6 +240,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "allocation_frozenlake": frozenlake,
 }
 """Results file -> its tables."""
+MODULES = {"fleet": "allocator_fleet", "recovery": "allocator_recovery"}
+"""Results file -> the benchmark that makes it, where their names differ."""
 
 
 # ----------------------------------------------------------------------------------------------- the page
@@ -244,7 +255,7 @@ def render(text: str, folder: Path = RESULTS) -> str:
     """
     for name, make in TABLES.items():
         found = read_results(name, folder) or read_results(f"{name}-quick", folder)
-        module = "allocator_fleet" if name == "fleet" else name
+        module = MODULES.get(name, name)
         body = (
             f"{make(found)}\n\n{provenance(found)}"
             if found

@@ -168,7 +168,8 @@ class EngineConfig:
     prefetch: int = 16
     """Leases an actor holds beyond the running ones."""
     features: int = 0
-    """Width of the projected hidden state reported for a prefix; 0 = none (no rule of today reads it)."""
+    """Width of the projected hidden state reported for a prefix; 0 = none. The `shared` predictor
+    reads it (`allocator/predictor=shared`)."""
 
     def __post_init__(self) -> None:
         require(

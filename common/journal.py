@@ -31,6 +31,9 @@ LOG = logging.getLogger("treeward.journal")
 
 MAGIC = b"TWJRNL\x00\x01"
 HEADER = struct.Struct("<III")
+START, CHECKSUM = struct.Struct("<II"), struct.Struct("<I")
+"""Of the header: what its own checksum is over, and that."""
+ENCODER = msgspec.msgpack.Encoder()
 MAX_RECORD_BYTES = 128 << 20
 """Twice the largest message, which is the largest thing any role writes."""
 
@@ -99,10 +102,10 @@ class JournalWriter:
 
     def append(self, kind: str, /, **fields: Any) -> None:
         """Add a record; nouns in `fields` are stored as plain maps. It is on disk after `flush`."""
-        body = msgpack.packb([kind, msgspec.to_builtins(fields, builtin_types=(bytes,))])
+        body = ENCODER.encode((kind, fields))
         if len(body) > MAX_RECORD_BYTES:
             raise StorageError(f"a {kind} record has {len(body)} bytes, the limit is {MAX_RECORD_BYTES}")
-        self._buffer.append(_frame(body))
+        self._buffer += (_header(body), body)
 
     def flush(self, sync: bool) -> None:
         """Write what was appended; with `sync`, return only when the disk has it.
@@ -232,9 +235,9 @@ def _damaged(path: Path, offset: int, what: str) -> StorageError:
     )
 
 
-def _frame(body: bytes) -> bytes:
-    start = struct.pack("<II", len(body), zlib.crc32(body))
-    return start + struct.pack("<I", zlib.crc32(start)) + body
+def _header(body: bytes) -> bytes:
+    start = START.pack(len(body), zlib.crc32(body))
+    return start + CHECKSUM.pack(zlib.crc32(start))
 
 
 def _record(body: bytes, offset: int, end: int, path: Path) -> Record:

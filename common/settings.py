@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import enum
 import json
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -66,7 +67,7 @@ def expected(kind: Any) -> str:
     """What a setting of this type takes, in words."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in kind)
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
+    return {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}.get(
         kind, "a list like [a,b]"
     )
 
@@ -97,7 +98,10 @@ def _scalar(kind: Any, value: Any) -> Any:
     if kind is str:
         return str(value)
     if kind in (int, float):
-        return kind(value)
+        number = kind(value)
+        if not math.isfinite(number):  # no setting means anything there: bounds, times and rates are numbers
+            raise ValueError(value)
+        return number
     raise ValueError(value)
 
 

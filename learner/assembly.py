@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from common.config import Config
+from common.config_learner import Packing
 from common.errors import StorageError
 from common.rundir import RunDir
 from common.tokenizer import WordTokenizer
@@ -15,7 +16,8 @@ from learner.backend.group import Group
 from learner.backend.worker import Build
 from learner.critic import CRITIC_FILE
 from learner.lora import load_policy
-from learner.policy import token_logprobs
+from learner.packable import check_packable
+from learner.policy import token_logprobs, without_adapter
 from learner.reference import load_reference
 from learner.update import Updater, UpdateReport
 
@@ -34,6 +36,8 @@ def assembly(config: Config, rundir: RunDir) -> Build[UpdateReport]:
         for name, weight in model.named_parameters():
             if not torch.isfinite(weight).all():
                 raise StorageError(f"the model at {folder} holds a value in {name} that is not finite")
+        if settings.packing is Packing.TREE and not config.deterministic:
+            check_packable(without_adapter(model))
         backend = make_backend(settings, model, group)
         reference = load_reference(
             config, rundir.warmstart_model, WordTokenizer.load(folder), token_logprobs, backend.device

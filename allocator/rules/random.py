@@ -19,9 +19,10 @@ from allocator.rules.base import (
     Rule,
     Scored,
     TreeView,
+    open_turns,
 )
 from allocator.rules.reading import best_first, from_the_prompt
-from common.nouns import ROOT, TurnStatus
+from common.nouns import ROOT
 
 
 class RandomRule(Rule):
@@ -87,6 +88,4 @@ class RandomRule(Rule):
 
 def expansion_nodes(view: TreeView, branches: list[BranchView]) -> list[int]:
     """The root and the open turns of a chain's tree, by (owner, offset)."""
-    node, still_open = view.node, TurnStatus.OPEN
-    nodes = [index for branch in branches for index in branch.nodes]
-    return [ROOT, *[index for index in nodes if node(index).turn.status is still_open]]
+    return [ROOT, *open_turns(view.node, branches)]

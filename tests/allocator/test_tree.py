@@ -1,9 +1,29 @@
-"""A tree's targets: what a sibling had come to counts in learning, and never in the prediction."""
+"""A tree's targets: what a sibling had come to counts in learning, and never in the prediction. And which of
+its turns may be anchors, and in which order they leave."""
 
 from __future__ import annotations
 
+from common.nouns import ROOT, TurnStatus
 from common.prefix import EMPTY, Tally
 from tests.allocator.harness import RANDOM, Rig, small
+
+
+def test_anchors_and_places_are_those_of_a_plain_look_at_every_node() -> None:
+    """Turns of three continuations arrive mixed; one ends the world, one is still open, one has none yet."""
+    rig = Rig(small(batch_trees=1), continuations=4)
+    rig.learner()
+    actor = rig.actor(slots=8)
+    rig.inspect(actor)
+    tree = rig.core.state.forest.trees[0]
+    first, second, third, _ = rig.leases(actor)
+    for lease in (third, second, first):
+        rig.start(actor, lease)
+    for offset, lease in ((0, second), (0, first), (1, second), (0, third), (1, first)):
+        rig.expand(actor, lease, offset, last=(lease, offset) == (first, 1))
+    plain = sorted(tree.nodes.values(), key=lambda node: (node.lease, node.offset))
+    assert list(tree.places()) == [node.index for node in plain]
+    opened = [node.index for node in plain if node.turn.status is TurnStatus.OPEN]
+    assert tree.anchors() == opened and opened[0] == ROOT and len(opened) == len(plain) - 1
 
 
 def test_siblings_granted_together_follow_one_after_the_other() -> None:

@@ -53,7 +53,7 @@ def test_a_small_cell_goes_through_and_is_not_measured_again(
 ) -> None:
     small = Cell(slots=8, ratio=0.25, tail=True, continuations=8)
     task = Task(cell=small, arms=(("uucb", 0), ("uucb", 16)), seed=0, trees=4)
-    monkeypatch.setattr(speculation, "plan", lambda full, seeds: [task])
+    monkeypatch.setattr(speculation, "plan", lambda full, seeds, huge: [task])
     monkeypatch.setattr(speculation, "headline", lambda rows: {"overhead": rows[-1]["overhead"]})
     words = ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
 

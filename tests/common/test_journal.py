@@ -9,13 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgpack
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import StorageError
 from common.journal import HEADER, MAGIC, JournalWriter, read_journal
-from common.nouns import Version
+from common.messages import Expanded
+from common.nouns import BranchScore, LeaseId, Turn, TurnStatus, Version, VersionRun
 
 ENTRIES = [("alpha", {"tree": 1}), ("beta", {"kind": "finished", "data": b"\x00\xff"}), ("gamma", {})]
 
@@ -47,6 +50,22 @@ def test_nouns_are_stored_as_plain_maps(path: Path) -> None:
     with JournalWriter(path) as journal:
         journal.append("consumed", version=Version(lineage=1, step=2), trees=[1, 2])
     assert entries(path) == [("consumed", {"version": {"lineage": 1, "step": 2}, "trees": [1, 2]})]
+
+
+def test_a_record_is_byte_for_byte_what_msgpack_makes_of_plain_maps(path: Path) -> None:
+    """Journals of releases that wrote them in two steps are read, and written on, like any other."""
+    turn = Turn(
+        action=b"\0" * 300,
+        versions=[VersionRun(Version(0, 70_000), 1)],
+        reward=-0.5,
+        status=TurnStatus.TRUNCATED,
+    )
+    message = Expanded(LeaseId(5, 200, 1_000_000), 40_000, turn, [BranchScore(1e-9, "é", 3)])
+    fields = {"message": message, "now": 2.0, "none": None, "negative": [-1, -33, -200], "kinds": {"a": 1}}
+    with JournalWriter(path) as journal:
+        journal.append("input", **fields)
+    plain = msgpack.packb(["input", msgspec.to_builtins(fields, builtin_types=(bytes,))])
+    assert path.read_bytes()[len(MAGIC) + HEADER.size :] == plain
 
 
 def test_nothing_is_on_disk_before_a_flush_and_everything_after(path: Path) -> None:
