@@ -73,7 +73,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("+seed=1", ("cannot read '+seed=1'", "write seed=value")),
     ("~seed=1", ("write seed=value",)),
     ("experiment=smok", ("experiment must be one of", "'smok'", "did you mean 'smoke'?")),
-    ("learner/credit=gpro", ("learner/credit must be one of granted, grpo", "did you mean 'grpo'?")),
+    ("learner/credit=gpro", ("learner/credit must be one of", "did you mean 'grpo'?")),
     ("allocator/rule=ucb", ("allocator/rule must be one of", "'ucb'")),
     ("allocator.rule=random", ("write allocator/rule=random",)),
     ("allocator.rule.name=random", ("write allocator/rule=random",)),

@@ -477,7 +477,7 @@ def test_a_run_that_is_over_is_not_taken_up(tmp_path: Path, caplog: pytest.LogCa
     assert mortal.core.ending == Exit(0, "the run is complete") and mortal.core.live_leases == 0
     mortal.journal.append("end", in_flight_trees=[], in_flight_leases=[])
     mortal.journal.flush(sync=False)
-    with pytest.raises(StorageError, match="run has been trained already: start a new run"):
+    with pytest.raises(StorageError, match="run has been trained already: resume="):
         mortal.kill(mortal.core.state.now)
     assert "snapshot" not in caplog.text, "it knows that from the newest one"
 

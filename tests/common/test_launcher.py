@@ -147,6 +147,7 @@ def test_a_learner_that_is_killed_is_started_again_and_the_run_goes_on(
 
 def resumed(config: Config, **learner: Any) -> Config:
     config.run = config.resume = str(only_run())
+    (only_run() / "finished").unlink(missing_ok=True)  # by which the stand-ins know that all is trained
     for name, value in learner.items():
         setattr(config.learner, name, value)
     return config
@@ -212,7 +213,9 @@ def test_a_run_that_ended_before_its_evaluation_is_only_evaluated(
     (only_run() / "summary.json").unlink()
     (only_run() / "logs" / "actor-0.out").unlink()
     capsys.readouterr()
-    assert run_local(resumed(config), fake_command) == 0
+    going_on = resumed(config)
+    (only_run() / "finished").touch()
+    assert run_local(going_on, fake_command) == 0
     assert lines_of(capsys)[-1].startswith("held-out success 0.41 -> 0.78")
     assert not (only_run() / "logs" / "actor-0.out").exists(), "no actor was started"
 

@@ -1,9 +1,10 @@
-"""A program of one or several ranks, for tests: a toy updater under `learner.backend.worker`.
+"""A program of one or several ranks, for tests: the learner's own updater under `learner.backend.worker`.
 
     python -m tests.learner.backend.ranks <folder>
 
 The folder has `jobs.json`: a list of jobs, done one after the other by the same processes. Each leaves
-`<name>.safetensors` (the weights), `<name>.json` (norms and hashes) and `<name>.rank<r>.json` (bytes held).
+`<name>.safetensors` (the weights), `<name>.json` (norms, hashes and metrics) and, where it measures,
+`<name>.rank<r>.json` (bytes held).
 """
 
 from __future__ import annotations
@@ -23,23 +24,36 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from common.config import ModelConfig
+from common.config import Config, ModelConfig
 from common.config_backend import BackendConfig, LoraConfig
-from common.config_learner import LearnerConfig, OptimizerConfig
+from common.config_learner import (
+    CreditConfig,
+    LearnerConfig,
+    LossConfig,
+    OptimizerConfig,
+    RegularizerConfig,
+    WeightConfig,
+)
 from common.errors import TreewardError
 from common.nouns import Tree, Version
 from common.processes import follow_parent
-from learner.backend import Backend, make_backend
+from common.rundir import RunDir
+from learner.assembly import assembly
+from learner.backend import Backend
 from learner.backend.group import Group, given_rank, open_group
-from learner.backend.worker import Ranks, follow
-from learner.lora import PolicyFiles, load_policy
+from learner.backend.worker import Ranks, Trains, follow
+from learner.lora import PolicyFiles
 from learner.policy import build_model, model_files
 from learner.rows import Clock
-from tests.learner.helpers import SMALL_MODEL, TOKENIZER, flat_tree
+from learner.update import UpdateReport
+from tests.learner.forests import random_tree
+from tests.learner.helpers import SMALL_MODEL, TOKENIZER
 
 LARGE_MODEL = ModelConfig(hidden_size=384, layers=1, heads=2, intermediate_size=768, max_context=128)
 """Its largest weights are above the size below which ZeRO 3 leaves a weight whole on every rank."""
-PROMPTS = 40.0
+TREES, MICRO_BATCH = 4, 32
+LAG = 100
+"""No token is too old."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,75 +63,71 @@ class Job:
     name: str
     backend: dict[str, Any]
     lora: dict[str, Any] = dataclasses.field(default_factory=dict)
+    credit: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss: dict[str, Any] = dataclasses.field(default_factory=dict)
+    weight: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kl: float = 0.0
     steps: int = 3
     resume_after: int = 0
     """Save, build everything anew from the checkpoint, and go on."""
     poison: int = -1
-    """The step before which a NaN gets into the gradient of the last rank."""
-    branches: int = 3
-    """Rows of each batch."""
+    """The step in which a NaN gets into the gradients of the last rank."""
     large: bool = False
+    measure: bool = False
     pause_s: float = 0.0
 
-    @property
-    def settings(self) -> LearnerConfig:
+    def settings(self, place: Path) -> LearnerConfig:
+        reference = str(starting_folder(place, self)) if self.kl else ""
         return LearnerConfig(
+            batch_trees=TREES,
+            max_policy_lag=LAG,
+            micro_batch_tokens=MICRO_BATCH,
             backend=BackendConfig(**self.backend),
             lora=LoraConfig(**self.lora),
+            credit=CreditConfig(**self.credit),
+            loss=LossConfig(**{"minibatches": 2, **self.loss}),
+            weight=WeightConfig(**self.weight),
+            regularizer=RegularizerConfig(kl_coefficient=self.kl, reference=reference),
             optimizer=OptimizerConfig(lr=0.01, warmup_steps=0),
         )
 
 
-class Toy:
-    """Makes the branches of trees likelier; each rank takes its share, one branch to a micro-batch."""
+class Watched:
+    """The updater, with what a test does to it."""
 
-    def __init__(self, backend: Backend, group: Group, job: Job, out: Path) -> None:
-        self.backend, self.group, self.job, self.out = backend, group, job, out
+    def __init__(self, updater: Trains[UpdateReport], backend: Any, job: Job, out: Path) -> None:
+        self._updater, self._backend, self._job, self._out = updater, backend, job, out
+        self._backward, self._step = backend.backward, backend.step
+        backend.backward, backend.step = self.backward, self.step
+        self._poisoned = False
 
-    def update(self, trees: Sequence[Tree], clock: Clock) -> float:
-        rows = [row for tree in trees for row in branches(tree)]
-        rank, world = self.backend.rank, self.backend.world
-        for start in range(0, len(rows), world):
-            if start + rank < len(rows):
-                self.backend.backward(self.objective(rows[start + rank], clock))
-            else:
-                self.backend.idle()
-        if self.job.large:
-            measure(self.backend, self.out / f"{self.job.name}.rank{rank}.json")
-        time.sleep(self.job.pause_s)
-        return self.backend.step(0.01)
+    def update(self, trees: Sequence[Tree], clock: Clock) -> UpdateReport:
+        last = self._backend.rank == self._backend.world - 1
+        self._poisoned = last and clock.current.step == self._job.poison
+        time.sleep(self._job.pause_s)
+        return self._updater.update(trees, clock)
 
-    def objective(self, row: list[int], clock: Clock) -> torch.Tensor:
-        ids = torch.tensor([row])
+    def state_files(self) -> dict[str, bytes]:
+        return self._updater.state_files()
 
-        def forward(model: Any) -> torch.Tensor:
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            logits = model.get_output_embeddings()(hidden[0, :-1]).float()
-            return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])
+    def backward(self, objective: torch.Tensor) -> None:
+        self._backward(objective * float("nan") if self._poisoned else objective)
 
-        value = -self.backend.run(forward).sum() / PROMPTS
-        if clock.current.step == self.job.poison and self.backend.rank == self.backend.world - 1:
-            value = value * float("nan")
-        return value
+    def step(self, lr: float) -> float:
+        if self._job.measure:
+            measure(self._backend, self._out / f"{self._job.name}.rank{self._backend.rank}.json")
+        return float(self._step(lr))
 
 
-def branches(tree: Tree) -> list[list[int]]:
-    """Token ids of each continuation of a flat tree."""
-    found = []
-    for continuation in tree.continuations:
-        turns = [tree.nodes[0].turn, *(tree.nodes[index].turn for index in continuation.nodes)]
-        data = b"".join(turn.action + turn.observation for turn in turns)
-        found.append(np.frombuffer(data, "<i4").astype(int).tolist())
-    return found
-
-
-def batch(step: int, job: Job) -> list[Tree]:
-    return [flat_tree(step, np.random.default_rng(step), branches=job.branches)]
+def batch(step: int) -> list[Tree]:
+    """Trees that branch, most of them larger than a micro-batch: split by branches, with shared prefixes."""
+    rng = np.random.default_rng(step)
+    return [random_tree(rng, TREES * step + number) for number in range(TREES)]
 
 
 def starting_folder(place: Path, job: Job) -> Path:
     folder = place / ("large" if job.large else "small")
-    if not folder.is_dir():
+    if not folder.is_dir() and given_rank() == 0:
         folder.mkdir()
         model = build_model(LARGE_MODEL if job.large else SMALL_MODEL, TOKENIZER, seed=3)
         for name, data in model_files(model, TOKENIZER).items():
@@ -156,22 +166,25 @@ def held(tensors: list[Any]) -> int:
     return sum(sizes.values())
 
 
-def checkpoint(place: Path, ranks: Ranks[float], job: Job, start: Path) -> Path:
+def checkpoint(place: Path, ranks: Ranks[UpdateReport], job: Job, start: Path) -> Path:
     folder = place / f"{job.name}.checkpoint"
     folder.mkdir()
     weights = ranks.full_weights()
-    files = PolicyFiles(ranks.backend.model, TOKENIZER, start, job.settings.lora).of(weights)
+    files = PolicyFiles(ranks.backend.model, TOKENIZER, start, LoraConfig(**job.lora)).of(weights)
     for name, data in {**files, **ranks.state_files()}.items():
         (folder / name).write_bytes(data)
     return folder
 
 
 def builder(job: Job, place: Path) -> Any:
-    def build(group: Group, folder: Path) -> tuple[Backend, Toy]:
-        backend = make_backend(job.settings, load_policy(folder, job.settings.lora, seed=5), group)
-        return backend, Toy(backend, group, job, place)
+    """As the learner builds its ranks."""
+    build = assembly(Config(seed=5, learner=job.settings(place)), RunDir(place))
 
-    return build
+    def watched(group: Group, folder: Path) -> tuple[Backend, Watched]:
+        backend, updater = build(group, folder)
+        return backend, Watched(updater, backend, job, place)
+
+    return watched
 
 
 def run_job(place: Path, job: Job, group: Group) -> None:
@@ -180,18 +193,20 @@ def run_job(place: Path, job: Job, group: Group) -> None:
             follow(group, builder(job, place))
         return
     start = starting_folder(place, job)
-    ranks: Ranks[float] = Ranks(group, builder(job, place), start, resumed=False)
-    norms, hashes = [], []
+    ranks: Ranks[UpdateReport] = Ranks(group, builder(job, place), start, resumed=False)
+    hashes, metrics = [], []
     for step in range(job.steps):
         if step and step == job.resume_after:
             folder = checkpoint(place, ranks, job, start)
             ranks.end()
             ranks = Ranks(group, builder(job, place), folder, resumed=True)
-        norms.append(ranks.update(batch(step, job), Clock(Version(0, step), 0)))
+        report = ranks.update(batch(step), Clock(Version(0, step), LAG))
+        counts = dataclasses.asdict(report.counts)
+        metrics.append({**report.metrics, **counts, "skipped": report.minibatches_skipped})
         hashes.append(digest(ranks.full_weights()))
     weights = ranks.full_weights()
     save_file(weights, place / f"{job.name}.safetensors")
-    (place / f"{job.name}.json").write_text(json.dumps({"norms": norms, "hashes": hashes}))
+    (place / f"{job.name}.json").write_text(json.dumps({"metrics": metrics, "hashes": hashes}))
     ranks.end()
 
 
@@ -201,7 +216,7 @@ def main(place: Path) -> int:
     (place / f"rank{given_rank()}.pid").write_text(str(os.getpid()))
     jobs = [Job(**job) for job in json.loads((place / "jobs.json").read_text())]
     try:
-        with open_group(jobs[0].settings.backend, place) as group:
+        with open_group(BackendConfig(**jobs[0].backend), place) as group:
             for job in jobs:
                 run_job(place, job, group)
     except TreewardError as error:
