@@ -17,12 +17,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ModelConfig
+from common.config import Config, ModelConfig
 from common.config_learner import LearnerConfig
 from common.errors import StorageError
 from common.manifest import MANIFEST_FILE, last_step, read_manifest
+from common.rundir import RunDir
 from learner import checkpoint as module
-from learner.backend.alone import alone
+from learner.assembly import assembly
+from learner.backend.alone import Alone, alone
 from learner.backend.optimizer import MOMENTS
 from learner.backend.torch_backend import OPTIMIZER_FILE
 from learner.checkpoint import (
@@ -33,7 +35,6 @@ from learner.checkpoint import (
     save_checkpoint,
 )
 from learner.policy import build_model, load_model, model_files
-from learner.restore import restore_weights
 from learner.state import Origin, RunState, capture_random, from_ranges, restore_random, to_ranges
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER
 
@@ -63,8 +64,9 @@ def files_of(model, backend) -> dict[str, bytes]:
 
 
 def restore(found: Checkpoint, model, backend) -> None:
-    restore_weights(found, model)
+    """As a start does: the optimiser's files, and the weights of the folder."""
     backend.load_state(found.files)
+    model.load_state_dict(load_model(found.path).state_dict())
 
 
 def save(folder: Path, step: int, seed: int = 1, keep: int = 2, trained=()) -> Path:
@@ -221,7 +223,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_not_set_aside(tmp_path):
             ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=48),
             r"down_proj.*expected \[16, 48\].*found \[16, 32\]",
         ),
-        (ModelConfig(hidden_size=16, layers=3, heads=2, intermediate_size=32), r"layers\.2.*lacks it"),
+        (ModelConfig(hidden_size=16, layers=3, heads=2, intermediate_size=32), r"layers\.2.*it is missing"),
         (ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), r"layers\.1.*no such tensor"),
     ],
 )
@@ -234,16 +236,14 @@ def test_a_foreign_checkpoint_names_a_tensor_expected_and_found_and_assigns_noth
     assert_same(before, everything(model, backend))
 
 
-def test_weights_that_are_not_finite_are_not_assigned(tmp_path):
+def test_weights_that_are_not_finite_are_refused_by_every_rank_that_loads_them(tmp_path):
     model, backend = model_and_backend()
     with torch.no_grad():
         list(model.parameters())[-1][0] = float("nan")
     path = save_checkpoint(tmp_path, state(1), files_of(model, backend), keep=2)
-    other, other_backend = model_and_backend(seed=2)
-    before = everything(other, other_backend)
-    with pytest.raises(StorageError, match="not finite"):
-        restore(read_checkpoint(path), other, other_backend)
-    assert_same(before, everything(other, other_backend))
+    build = assembly(Config(), RunDir.create(tmp_path / "runs"))
+    with pytest.raises(StorageError, match=r"holds a value in .* that is not finite"):
+        build(Alone(torch.device("cpu")), path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half_written(tmp_path, monkeypatch):

@@ -68,6 +68,7 @@ class Job:
     weight: dict[str, Any] = dataclasses.field(default_factory=dict)
     kl: float = 0.0
     steps: int = 3
+    lr: float = 0.01
     resume_after: int = 0
     """Save, build everything anew from the checkpoint, and go on."""
     poison: int = -1
@@ -88,7 +89,7 @@ class Job:
             loss=LossConfig(**{"minibatches": 2, **self.loss}),
             weight=WeightConfig(**self.weight),
             regularizer=RegularizerConfig(kl_coefficient=self.kl, reference=reference),
-            optimizer=OptimizerConfig(lr=0.01, warmup_steps=0),
+            optimizer=OptimizerConfig(lr=self.lr, warmup_steps=0),
         )
 
 

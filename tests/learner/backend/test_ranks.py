@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each process import
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = (1, 2, 3)
 TOLERANCE = 1e-5
-"""Largest difference of a weight after six steps of size 0.01: sums in another order, in float32."""
+"""Largest difference of a weight after all steps: sums in another order, in float32."""
+SMALL_STEP = 3e-4
+"""Of a model with a million weights: where a gradient is all rounding, AdamW's step is about as large as its
+rate, in any direction."""
 METHODS: dict[str, dict[str, Any]] = {
     "decoupled": {"weight": {"name": "decoupled", "cap": 5.0}, "kl": 0.1},
     "vtrace": {"credit": {"name": "tree_vtrace", "critic": "head"}, "loss": {"name": "reinforce"}},
@@ -69,7 +72,7 @@ def agrees(place: Path, name: str, other: Path) -> None:
 
 def methods(backend: dict[str, Any], suffix: object = "", **more: Any) -> list[Job]:
     """A model whose weights are large enough to be sharded, under each of the methods."""
-    common: dict[str, Any] = {"steps": 2, "large": True, **more}
+    common: dict[str, Any] = {"steps": 2, "large": True, "lr": SMALL_STEP, **more}
     return [Job(name=f"{name}{suffix}", backend=backend, **common, **how) for name, how in METHODS.items()]
 
 

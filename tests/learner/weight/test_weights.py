@@ -59,7 +59,7 @@ RATIOS = [0.4, 0.6, 3.0, 6.0]
         ("tis", 2.0, [0.4, 0.6, 2.0, 2.0]),
         ("icepop", 5.0, [0.0, 0.6, 3.0, 0.0]),
         ("decoupled", 5.0, [0.4, 0.6, 3.0, 0.0]),
-        ("decoupled_interpolated", 5.0, [0.4, 0.6, 3.0, 0.0]),
+        ("interpolated", 5.0, [0.4, 0.6, 3.0, 0.0]),
     ],
 )
 def test_the_bounds_offered_are_those_of_known_implementations(option, cap, worth):
