@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from common.config import Config
 from common.config_learner import Packing
@@ -12,12 +13,14 @@ from common.errors import StorageError
 from common.rundir import RunDir
 from common.tokenizer import WordTokenizer
 from learner.backend import Backend, make_backend
+from learner.backend.forward import autocast
 from learner.backend.group import Group
 from learner.backend.worker import Build
+from learner.batching import MicroBatch
 from learner.critic import CRITIC_FILE
 from learner.lora import load_policy
 from learner.packable import check_packable
-from learner.policy import token_logprobs, without_adapter
+from learner.policy import TokenLogprobs, token_logprobs, without_adapter
 from learner.reference import load_reference
 from learner.update import Updater, UpdateReport
 
@@ -39,8 +42,14 @@ def assembly(config: Config, rundir: RunDir) -> Build[UpdateReport]:
         if settings.packing is Packing.TREE and not config.deterministic:
             check_packable(without_adapter(model))
         backend = make_backend(settings, model, group)
+
+        def forward(model: PreTrainedModel, batch: MicroBatch, temperature: float) -> TokenLogprobs:
+            # In the policy's own precision: a difference in rounding is no divergence.
+            with autocast(settings.backend, backend.device):
+                return token_logprobs(model, batch, temperature)
+
         reference = load_reference(
-            config, rundir.warmstart_model, WordTokenizer.load(folder), token_logprobs, backend.device
+            config, rundir.warmstart_model, WordTokenizer.load(folder), forward, backend.device
         )
         updater = Updater(
             backend,

@@ -10,8 +10,8 @@
         manifest.json                                  step, lineage, date; sizes and SHA-256 of those above
 
 Loading checks everything against the manifest and against the model before it assigns anything
-(`learner.assembly`). A damaged newest checkpoint is set aside as `corrupt-…` with an error in the log, and the
-one before it is taken; where some exist and none is valid, the run stops. Nothing is pickled.
+(`learner.assembly`). A damaged newest checkpoint is set aside as `corrupt-…` with an error in the log, and
+the one before it is taken; where some exist and none is valid, the run stops. Nothing is pickled.
 
 This is format 2. Format 1, which knew neither parts nor where a checkpoint came from, is read too.
 """

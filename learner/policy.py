@@ -24,6 +24,8 @@ from learner.batching import MicroBatch
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 """Files of a saved model, the same in a warm start, a checkpoint, and a published version."""
+IN_PARTS = "treeward_head_in_parts"
+"""Attribute of a head: false where it must be called once a pass (`call_head_once`)."""
 LOGITS_AT_ONCE = 1 << 28
 """Most logits held at a time: 1 GiB in float32, some of which the backward pass holds several times. Larger
 products of tokens and words are made in parts."""
@@ -149,7 +151,7 @@ def logprobs_at(
     hidden_BTH = backbone(**inputs).last_hidden_state
     hidden_NH = hidden_BTH[lines_N, sources_N]
     size = max(1, LOGITS_AT_ONCE // cast(Any, model.config).vocab_size)
-    if len(hidden_NH) <= size:
+    if len(hidden_NH) <= size or not getattr(model.get_output_embeddings(), IN_PARTS, True):
         return TokenLogprobs(*_of_hidden(model, hidden_NH, targets_N, temperature, entropy_gradient))
     # Logits are thrown away and made again in the backward pass: only one part's are held at a time.
     parts = [
@@ -181,6 +183,15 @@ def _logits(model: PreTrainedModel, hidden_NH: Tensor) -> Tensor:
     if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
         logits = torch.tanh(logits / cap) * cap
     return logits
+
+
+def call_head_once(model: PreTrainedModel) -> None:
+    """Have the logits of a micro-batch made in one call, however many they are.
+
+    For weights in shards: each call of a layer is collective then, and ranks have micro-batches of unequal
+    size. One that made more calls than the others would wait for them in vain.
+    """
+    setattr(model.get_output_embeddings(), IN_PARTS, False)
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:

@@ -18,9 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from common.config import Config
+from common.config_backend import LoraConfig
 from common.errors import StorageError
 from common.tokenizer import WordTokenizer
-from learner.policy import TokenLogprobs, load_model
+from learner.lora import load_policy
+from learner.policy import TokenLogprobs
 
 B = TypeVar("B")
 Forward = Callable[[PreTrainedModel, B, float], TokenLogprobs]
@@ -69,7 +71,7 @@ def load_reference(
     if config.learner.regularizer.kl_coefficient == 0:
         return None
     folder = reference_folder(config, warmstart)
-    model = load_model(folder)
+    model = load_policy(folder, LoraConfig(), seed=0)  # adapters that lie there are merged
     if WordTokenizer.load(folder).sha256 != tokenizer.sha256:
         raise StorageError(
             f"the reference model at {folder} has another tokenizer.json than the policy: its token ids mean "

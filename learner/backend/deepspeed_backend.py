@@ -29,6 +29,7 @@ from common.config_learner import OptimizerConfig
 from learner.backend.forward import Forward, idle_pass
 from learner.backend.group import Group
 from learner.backend.optimizer import adamw, check, parse, trained
+from learner.policy import call_head_once
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ class DeepSpeedBackend:
         self.rank, self.world, self.device = group.rank, group.world, group.device
         self.model = model
         nn.Module.to(model, group.device)
+        if settings.zero_stage == 3:
+            call_head_once(model)
         self._stage, self._group = settings.zero_stage, group
         self._forward = Forward(self.model, settings, group.device)
         self._passes = 0

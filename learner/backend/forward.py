@@ -27,12 +27,7 @@ class Forward(nn.Module):
     def __init__(self, model: PreTrainedModel, settings: BackendConfig, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        self._autocast = torch.autocast(
-            device.type,
-            dtype=torch.bfloat16,
-            enabled=settings.dtype == "bfloat16",
-            cache_enabled=False,  # it would keep the casted weights of layers that ZeRO 3 has let go
-        )
+        self._autocast = autocast(settings, device)
         self._work: Callable[[PreTrainedModel], Any] | None = None
         self.eval()
         self._layers = recomputed_layers(model) if settings.gradient_checkpointing else []
@@ -55,6 +50,16 @@ class Forward(nn.Module):
         assert self._work is not None, "call `of`"
         with self._autocast:
             return self._work(self.model)
+
+
+def autocast(settings: BackendConfig, device: torch.device) -> torch.autocast:
+    """The precision of every pass, also of models that no backend holds."""
+    return torch.autocast(
+        device.type,
+        dtype=torch.bfloat16,
+        enabled=settings.dtype == "bfloat16",
+        cache_enabled=False,  # it would keep the casted weights of layers that ZeRO 3 has let go
+    )
 
 
 def recomputed_layers(model: PreTrainedModel) -> list[nn.Module]:

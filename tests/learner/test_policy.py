@@ -21,7 +21,15 @@ from common.errors import StorageError
 from common.tokenizer import WordTokenizer
 from learner.batching import micro_batches
 from learner.policy import _logits as real
-from learner.policy import build_model, load_model, logprobs_at, model_files, token_logprobs, use_threads
+from learner.policy import (
+    build_model,
+    call_head_once,
+    load_model,
+    logprobs_at,
+    model_files,
+    token_logprobs,
+    use_threads,
+)
 from tests.learner.forests import SHAPE, random_rows, tiny_model
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER
 
@@ -186,6 +194,11 @@ def test_a_large_vocabulary_is_met_in_parts_with_the_same_results_and_gradients(
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
     # Once forwards and once more backwards: nothing is kept.
     assert len(calls) == 2 * -(-len(batch.targets_N) // 7)
+    calls.clear()
+    call_head_once(model)
+    for mine, expected in zip(run(), whole, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1, "ranks with sharded weights wait for each other in each call"
 
 
 def test_the_gradient_of_entropies_is_that_of_finite_differences():

@@ -9,22 +9,31 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.config import BEHAVIOUR_WEIGHTS, Config, validate
+from common.config import CREDITS as CREDIT_NAMES
 from common.config_learner import (
+    CREDIT_DEMANDS,
+    LOSS_WEIGHTS,
     CreditConfig,
     GroupFilterConfig,
     LearnerConfig,
     LossConfig,
     NodeWeight,
     Packing,
+    ProximalPolicy,
     RegularizerConfig,
+    WeightConfig,
 )
+from common.errors import ConfigError
 from common.nouns import Tree
 from learner.backend.alone import alone
+from learner.credit import CREDITS
 from learner.loss import LOSSES
 from learner.policy import build_model, token_logprobs
 from learner.reference import Reference
 from learner.rows import Clock, RowCounts
 from learner.update import Updater
+from learner.weight import WEIGHTS
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_tree, forked_tree, learner_config
 
 CLOCK = Clock(V0, max_lag=1)
@@ -165,3 +174,87 @@ def test_what_is_paid_nothing_is_trained_where_a_term_asks_for_it() -> None:
     busy = updater(learner_config(credit=CreditConfig(name="grpo"), regularizer=terms)).update(uniform, CLOCK)
     assert busy.metrics["grad_norm"] > 0
     assert busy.counts.tokens_trained == uniform[0].num_action_tokens()
+
+
+# ----------------------------------------------------------------------------- every combination of choices
+
+CHOICES = [
+    (loss, weight, credit) for loss in LOSS_WEIGHTS for weight in BEHAVIOUR_WEIGHTS for credit in CREDIT_NAMES
+]
+
+
+def chosen(loss: str, weight: str, credit: str, **more: str) -> LearnerConfig:
+    """Two optimiser steps a batch, so that a proximal policy is another than the current one."""
+    return learner_config(
+        loss=LossConfig(name=loss, minibatches=2),
+        weight=WeightConfig(name=weight),
+        credit=CreditConfig(name=credit, **more),  # type: ignore[arg-type]
+    )
+
+
+def is_allowed(loss: str, weight: str, credit: str) -> bool:
+    return weight in LOSS_WEIGHTS[loss] and CREDIT_DEMANDS.get(credit, (loss, weight)) == (loss, weight)
+
+
+def test_the_tables_name_what_there_is() -> None:
+    assert set(LOSS_WEIGHTS) == set(LOSSES) and set(CREDIT_NAMES) == set(CREDITS)
+    assert {weight for allowed in LOSS_WEIGHTS.values() for weight in allowed} == set(WEIGHTS)
+    assert sum(is_allowed(*each) for each in CHOICES) == 18 * 5 + 1
+
+
+@pytest.mark.parametrize("loss, weight, credit", CHOICES)
+def test_every_combination_trains_or_is_refused_with_a_reason(loss: str, weight: str, credit: str) -> None:
+    settings = chosen(loss, weight, credit)
+    if not is_allowed(loss, weight, credit):
+        with pytest.raises(ConfigError) as refused:
+            validate(Config(learner=settings))
+        sentence = str(refused.value)
+        assert sentence.startswith(("learner.loss", "learner.weight")) and "\n" not in sentence
+        assert f"learner.loss={loss}" in sentence or f"learner.credit={credit}" in sentence
+        return
+    validate(Config(learner=settings))
+    trains(settings)
+
+
+def trains(settings: LearnerConfig) -> None:
+    """One update moves the weights, stays finite and says nothing but numbers."""
+    up = updater(settings)
+    before = [parameter.detach().clone() for parameter in up._backend.model.parameters()]
+    report = up.update(trees(), CLOCK)
+    assert (report.minibatches, report.minibatches_skipped) == (2, 0)
+    assert {name for name, value in report.metrics.items() if not math.isfinite(value)} == set()
+    after = [*up._backend.model.parameters()]
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in after)
+    assert not all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        chosen("reinforce", "none", "tree_vtrace", critic="head"),
+        chosen("ppo", "none", "edge", node_value="leaves", edge_weight="path"),
+        learner_config(
+            loss=LossConfig(minibatches=2, dual_clip=3.0),
+            weight=WeightConfig(name="decoupled", proximal=ProximalPolicy.INTERPOLATED),
+        ),
+        learner_config(
+            loss=LossConfig(minibatches=2), credit=CreditConfig(name="rloo"),
+            filter=GroupFilterConfig(name="mixed"),
+            regularizer=RegularizerConfig(kl_coefficient=0.1, entropy_coefficient=0.01),
+        ),
+    ],
+    ids=["value head", "leaves of edges", "interpolated", "all terms"],
+)  # fmt: skip
+def test_the_other_options_train_too(settings: LearnerConfig) -> None:
+    validate(Config(learner=settings))
+    trains(settings)
+
+
+def test_an_update_says_what_the_documentation_promises() -> None:
+    settings = chosen("ppo", "decoupled", "granted")
+    metrics = updater(settings).update(trees(), CLOCK).metrics
+    assert {
+        "ratio_ess", "ratio_q01", "ratio_q50", "ratio_q99", "clip_fraction", "weight_limited_fraction",
+        "drop_fraction", "kl_behaviour", "entropy", "lag_share_0", "lag_share_1", "logprob_gap", "grad_norm",
+        "rifb", "advantage_mass", "trees_without_gradient", "rows_trained", "loss", "lr",
+    } <= set(metrics)  # fmt: skip

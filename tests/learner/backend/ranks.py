@@ -16,11 +16,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -75,6 +76,10 @@ class Job:
     """The step in which a NaN gets into the gradients of the last rank."""
     large: bool = False
     measure: bool = False
+    shards_above: int = 0
+    """ZeRO 3: weights of more elements are sharded; 0 = as the library decides."""
+    logits_at_once: int = 0
+    """Most logits held at a time, where that number can be kept; 0 = as always."""
     pause_s: float = 0.0
 
     def settings(self, place: Path) -> LearnerConfig:
@@ -188,6 +193,25 @@ def builder(job: Job, place: Path) -> Any:
     return watched
 
 
+@contextlib.contextmanager
+def changed(job: Job) -> Iterator[None]:
+    """Constants of the policy and of the library, as the job has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if job.logits_at_once:
+            patch.setattr("learner.policy.LOGITS_AT_ONCE", job.logits_at_once)
+        if job.shards_above:
+            import deepspeed
+
+            real = deepspeed.initialize
+
+            def initialize(*, config: dict[str, Any], **more: Any) -> Any:
+                config["zero_optimization"]["stage3_param_persistence_threshold"] = job.shards_above
+                return real(config=config, **more)
+
+            patch.setattr(deepspeed, "initialize", initialize)
+        yield
+
+
 def run_job(place: Path, job: Job, group: Group) -> None:
     if group.rank > 0:
         for _ in range(2 if job.resume_after else 1):
@@ -219,7 +243,8 @@ def main(place: Path) -> int:
     try:
         with open_group(BackendConfig(**jobs[0].backend), place) as group:
             for job in jobs:
-                run_job(place, job, group)
+                with changed(job):
+                    run_job(place, job, group)
     except TreewardError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

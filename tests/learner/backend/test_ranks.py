@@ -106,6 +106,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Job(name=f"lora{stage}", backend=two, lora={"rank": 2}),
             *methods(two, stage, measure=True),
         ]
+    everywhere = backend("deepspeed", 2, 3, gradient_checkpointing=True)
+    jobs.append(Job(name="parts", backend=everywhere, shards_above=10, logits_at_once=5 * 24))
     finish(place, jobs)
     return place
 
@@ -136,6 +138,11 @@ def test_one_process_of_deepspeed_gives_the_weights_of_torch(alone, stage):
 def test_two_processes_of_deepspeed_give_the_weights_of_torch(alone, pair, stage):
     for name in ("plain", "lora", *METHODS):
         agrees(pair, f"{name}{stage}", alone / f"{name}.safetensors")
+
+
+def test_ranks_whose_logits_would_be_made_in_unequal_numbers_of_parts_do_not_wait_forever(alone, pair):
+    """And where every weight is sharded, and each layer is computed twice."""
+    agrees(pair, "parts", alone / "plain.safetensors")
 
 
 @pytest.mark.parametrize("stage", STAGES)
