@@ -1,13 +1,14 @@
 """Compose the configuration, validate it, start a role: the only door, and the only file that knows Hydra.
 
     words ─▶ cli.parse ─▶ compose configs/ over the schema ─▶ recorded run ─▶ settings ─▶ validate ─▶ role
-             (no Hydra)   (group choices)                     (run=runs/x)    (key=value)
+             (no Hydra)   (group choices)                 (run= or resume=)   (key=value)
 
 Every mistake up to `validate` is one sentence on stderr and exit 2, before any process starts. Nothing heavy
 is imported here: Hydra comes with the first composition, torch and the rest with the role that needs them.
 
 `run=runs/x` of a run that exists takes its recorded `config.yaml` as the base; what the command line says
-goes on top, a group chosen there replacing the whole section.
+goes on top, a group chosen there replacing the whole section. `resume=runs/x` does so too, and role=local
+goes on with the run, under settings that differ only where they may (`common.resuming`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from common.config_allocator import (  # noqa: E402
     RuleConfig,
 )
 from common.errors import ConfigError, StorageError, TreewardError  # noqa: E402
+from common.resuming import differences, refuse  # noqa: E402
 from common.settings import NAMED_GROUPS, check, convert, set_value, settings, to_yaml, unknown_key  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 SCHEMAS: dict[str, Mapping[str, type]] = {"allocator/rule": RULE_SCHEMAS, "allocator/budget": BUDGET_SCHEMAS}
 """Groups whose options differ in what can be set, and the schema of each option (`schema_<option>`)."""
 
-NOT_RECORDED = ("role", "run", "actor.", "audit.", "replay.", "eval.checkpoint", "eval.name")
+NOT_RECORDED = ("role", "run", "resume", "actor.", "audit.", "replay.", "eval.checkpoint", "eval.name")
 """Settings that belong to one process and are not taken over from a run."""
 
 
@@ -93,6 +95,9 @@ def compose(line: cli.CommandLine) -> Config:
         set_value(config, key, convert(key, kinds[key], text))
     check(config)
     validate(config)
+    if config.resume:
+        refuse(config.resume, differences(recorded, config))
+        config.run = config.resume
     return config
 
 
@@ -145,14 +150,15 @@ def _no_such_setting(key: str, valid: Mapping[str, Any], line: cli.CommandLine) 
 
 
 def _recorded(line: cli.CommandLine) -> dict[str, Any]:
-    """Flat settings of the run named by `run=`, empty where there is none yet.
+    """Flat settings of the run named by `run=` or `resume=`, empty where there is none yet.
 
     Raises:
-        ConfigError: they cannot be read, or an experiment was asked for on top of them.
+        ConfigError: they cannot be read, an experiment was asked for on top of them, or there is no run to
+            resume.
         StorageError: the directory exists and holds no settings: those of `configs/` may be quite others.
     """
-    folder = Path(line.values.get("run", ""))
-    if not line.values.get("run") or not folder.is_dir():
+    folder = _named_run(line)
+    if folder is None or not folder.is_dir():
         return {}
     path = folder / "config.yaml"
     settings_there = _read_yaml(path) if path.is_file() else {}
@@ -168,6 +174,16 @@ def _recorded(line: cli.CommandLine) -> dict[str, Any]:
             "leave it out, or name a new run"
         )
     return {key: value for key, value in settings_there.items() if not key.startswith(NOT_RECORDED)}
+
+
+def _named_run(line: cli.CommandLine) -> Path | None:
+    run, resume = (str(convert(key, str, line.values.get(key, ""))) for key in ("run", "resume"))
+    if run and resume:
+        raise ConfigError(f"resume={resume} names the run already: leave run={run} out")
+    if resume and not (Path(resume) / "run.json").is_file():
+        what = "it has no run.json" if Path(resume).exists() else "there is nothing"
+        raise ConfigError(f"resume must be the directory of a run, got {resume!r}: {what}")
+    return Path(run or resume) if run or resume else None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

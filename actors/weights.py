@@ -8,7 +8,8 @@ consumes: `want`.  produces: `install(version, folder)`, one version after anoth
 waits for: the learner's weights socket, `REPLY_S` for each answer.  unblocked by: the answer, or the timeout.
 Whatever goes wrong between (silence, refusal, wrong or torn bytes) costs this attempt: a fresh socket after a
 back-off. Only a folder whose files all have the manifest's hashes gets its final name, and only such a folder
-is installed. Hints may be lost; every grant repeats the version.
+is installed. Hints may be lost; every grant repeats the version. A file that the version in use has too, by
+its hash, is linked and not fetched: under adapters, the base comes once.
 """
 
 from __future__ import annotations
@@ -86,9 +87,11 @@ class WeightsPuller:
         self._wanted: Version | None = None
         self._changed = asyncio.Event()
         self._repeats = Repeats()
+        self._files: dict[tuple[str, int], Path] = {}
+        """Files of the version in use, by hash and size."""
         self.held: Version | None = None
         """Newest version installed."""
-        self.pulled = self.failed = self.bad_hints = 0
+        self.pulled = self.failed = self.bad_hints = self.reused = 0
         shutil.rmtree(folder, ignore_errors=True)
 
     def want(self, version: Version | None, endpoint: str = "") -> None:
@@ -165,6 +168,7 @@ class WeightsPuller:
             socket.close(0)
         await self._install(manifest.version, folder)
         self.held = manifest.version
+        self._files = {(entry.sha256, entry.size): folder / entry.name for entry in manifest.files}
         self.pulled += 1
         LOG.debug("weights %s are in use", manifest.version)
         self._clean(folder)
@@ -188,6 +192,8 @@ class WeightsPuller:
     ) -> None:
         if entry.name.startswith("."):
             raise PullFailed(f"the manifest names {entry.name!r}, which is no plain file name")
+        if self._reuse(entry, path):
+            return
         digest, offset = hashlib.sha256(), 0
         with path.open("wb") as file:
             while offset < entry.size:
@@ -202,6 +208,18 @@ class WeightsPuller:
                 file.write(chunk.data)
         if offset != entry.size or digest.hexdigest() != entry.sha256:
             raise PullFailed(f"{entry.name} of {version} does not have the size and hash of its manifest")
+
+    def _reuse(self, entry: FileEntry, path: Path) -> bool:
+        """Link the file that the version in use has with these bytes; its hash was checked when it came."""
+        mine = self._files.get((entry.sha256, entry.size))
+        if mine is None:
+            return False
+        try:
+            path.hardlink_to(mine)
+        except OSError:  # gone, or a file system without links: it is fetched as any other
+            return False
+        self.reused += 1
+        return True
 
     async def _ask(self, socket: zmq.asyncio.Socket, request: Message, answer: type[T]) -> T:
         """One question, one answer; the socket is given up with the attempt, so no answer can come late."""

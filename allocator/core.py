@@ -15,6 +15,7 @@ a property-based machine and in the replay of a journal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from allocator import granting, growing, learning
@@ -110,6 +111,17 @@ class AllocatorCore:
         restart(s, boot)
         s.sends.clear()
         s.departed.clear()
+
+    def adopt(self, decisive: Mapping[str, str]) -> None:
+        """Go on by what these say of the settings that may change between two processes of a run.
+
+        A run that was complete goes on when it is to make more updates.
+        """
+        s, before = self.state, self.state.settings
+        settings = before.changed(decisive)
+        s.settings = s.forest.settings = s.delivery.settings = settings
+        if s.ending is not None and settings.steps > before.steps:
+            s.ending = None
 
     def take_records(self) -> list[Record]:
         """Journal records since the last call, in order."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from allocator.core import AllocatorCore
 from allocator.replay import Replay
-from allocator.settings import code_of_decisions
+from allocator.settings import CHANGEABLE, Settings, code_of_decisions
 from allocator.snapshot import thaw
 from allocator.snapshots import Snapshot, newest_first, read_snapshot
 from common.errors import ConfigError, StorageError
@@ -43,6 +43,8 @@ class Recovery:
     """The books of a run at the end of its journal, and what is known about them."""
 
     core: AllocatorCore
+    wanted: Settings = field(default_factory=Settings)
+    """Of this process. What may change of them counts from `begin` on."""
     boot: int = 0
     """Which process of the allocator goes on with them: the first is 0."""
     inputs: int = 0
@@ -72,6 +74,7 @@ class Recovery:
         for kind, values in self.unwritten:
             journal.append(kind, **values)
         core = self.core
+        core.adopt(self.wanted.decisive)
         decided_by = {"settings": core.state.settings.decisive, "code": code_of_decisions()}
         journal.append("start", boot=self.boot, now=now, **decided_by, **start)
         if self.boot:
@@ -118,6 +121,7 @@ def recover(fresh: Callable[[], AllocatorCore], rundir: RunDir) -> Recovery:
             continue
         if found.over:
             raise already_trained(rundir.path)
+        _refuse_fewer(found)
         found.began = began
         return found
     raise AssertionError("the whole journal comes last")
@@ -162,10 +166,12 @@ def _follow(core: AllocatorCore, journal: Path, snapshot: Snapshot | None) -> Re
         StorageError: the journal is damaged, or records other decisions than are made.
         ConfigError: the run was begun with other settings.
     """
-    found = Recovery(core, boot=1)
+    wanted = core.state.settings
+    found = Recovery(core, wanted, boot=1)
     if snapshot is not None:
         check_settings(core, snapshot.settings)
         thaw(core, snapshot.books)
+        core.adopt(snapshot.settings)
         found.snapshot = f"{snapshot.offset:016d}"
         found.boot, found.inputs, found.now = snapshot.boot + 1, snapshot.inputs, snapshot.now
     replay, record = Replay(core), None
@@ -176,7 +182,8 @@ def _follow(core: AllocatorCore, journal: Path, snapshot: Snapshot | None) -> Re
             found.boot = record.fields.get("boot", 0) + 1
         found.now = max(found.now, record.fields.get("now", 0.0) if record.kind != "usage" else 0.0)
         found.sound_to = record.end
-    complete = core.ending is not None and not core.ending.code
+    more = wanted.steps > core.state.settings.steps
+    complete = core.ending is not None and not core.ending.code and not more
     found.over = complete and record is not None and record.kind == "end"
     found.unwritten = replay.outstanding()
     found.replayed = replay.inputs
@@ -200,11 +207,19 @@ def _feed(replay: Replay, record: Record) -> None:
         )
 
 
+def _refuse_fewer(found: Recovery) -> None:
+    """Raise `ConfigError` where the run was begun for more updates: their trees may be open."""
+    here, begun = found.wanted.steps, found.core.state.settings.steps
+    if here < begun:
+        raise ConfigError(f"learner.steps must be {begun} or more, for which this run was begun, got {here}")
+
+
 def check_settings(core: AllocatorCore, begun: dict[str, str]) -> None:
-    """Raise `ConfigError` naming the first setting that decisions depend on and that has changed."""
+    """Raise `ConfigError` naming the first setting that decisions depend on and that has changed, though it
+    must not. Updates may only become more."""
     here = core.state.settings.decisive
     for key in sorted({*begun, *here}):
-        if begun.get(key) != here.get(key):
+        if begun.get(key) != here.get(key) and key not in CHANGEABLE:
             was, now = begun.get(key, "missing"), here.get(key, "missing")
             raise ConfigError(
                 f"{key} must be {was}, with which this run was begun, got {now}: decisions were made under it"

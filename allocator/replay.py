@@ -63,6 +63,7 @@ class Replay:
             self._expected.extend(r for r in self.core.take_records() if r[0] not in INPUTS)
         elif record.kind == "start":
             self._break_off()
+            self._adopt(record)
         elif record.kind == "end":
             self._left_over()
         elif record.kind != "usage":
@@ -78,6 +79,14 @@ class Replay:
             self._break_off()
         self._left_over()
         return self.differences
+
+    def _adopt(self, record: Record) -> None:
+        """Each process goes by settings of its own, as far as they may change. A release that wrote none
+        down could not change any."""
+        try:
+            self.core.adopt(record.fields.get("settings") or {})
+        except ValueError as error:
+            raise StorageError(f"the start at byte {record.offset} has odd settings: {error}") from error
 
     def _input(self, record: Record) -> Callable[[], object] | None:
         """What the core was told, ready to be told again; None for a record that tells it nothing."""

@@ -22,7 +22,7 @@ from allocator.explain import Explainer
 from allocator.explain_text import lines
 from allocator.explanation import Explanation
 from allocator.replay import Replay
-from allocator.settings import GC_THRESHOLD, code_of_decisions
+from allocator.settings import CHANGEABLE, GC_THRESHOLD, code_of_decisions
 from common.config import Config, to_plain
 from common.errors import ConfigError, StorageError
 from common.journal import Record, read_journal
@@ -162,7 +162,7 @@ def differing_start(core: AllocatorCore, record: Record) -> list[str]:
     found = [
         f"{key} is {now.get(key, 'missing')} here and was {was.get(key, 'missing')} when the allocator ran"
         for key in sorted({*was, *now})
-        if was.get(key) != now.get(key)
+        if was.get(key) != now.get(key) and key not in CHANGEABLE
     ]
     if record.fields.get("code") != code_of_decisions():
         found.append("the code of allocator/ and common/ is not what it was when the allocator ran")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.config import Config, agreed_settings, config_hash
@@ -20,6 +22,12 @@ DECISIVE = (
 )  # fmt: skip
 """Keys, and beginnings of keys, that the core's decisions depend on."""
 NOT_DECISIVE = ("allocator.journal_flush_ms",)
+CHANGEABLE = {
+    "learner.steps": "steps", "cluster.heartbeat_s": "heartbeat_s", "cluster.dead_after_s": "dead_after_s",
+    "cluster.connect_timeout_s": "connect_timeout_s",
+}  # fmt: skip
+"""Decisive keys, and fields of `Settings`, that a process may change when it takes a run up. Each process
+writes down its own, and a replay decides by those of the process whose records it has reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +55,17 @@ class Settings:
     config_hash: str = ""
     decisive: dict[str, str] = field(default_factory=dict)
     """All that decisions depend on, as text by key: journalled, so that a replay knows what it replays."""
+
+    def changed(self, decisive: Mapping[str, str]) -> Settings:
+        """These settings with the values of `CHANGEABLE` that `decisive` has. Raises `ValueError` for text
+        that is no number."""
+        values = {
+            name: type(getattr(self, name))(decisive[key])
+            for key, name in CHANGEABLE.items()
+            if key in decisive
+        }
+        texts = {key: decisive[key] for key in CHANGEABLE if key in decisive}
+        return dataclasses.replace(self, **values, decisive={**self.decisive, **texts})
 
     @property
     def trees(self) -> int:

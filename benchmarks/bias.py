@@ -19,7 +19,7 @@ descend from the prompt, so that the tree's return is one sum of fixed weight. A
 |true| over all prefixes together. Credits that choose their own scale (a z-score has one) are first scaled to
 fit best, all prefixes alike, which flatters them. `direction` is the greatest angle, in degrees, between the
 expected and the true gradient at one prefix with three actions or more: what no reweighting of prefixes could
-explain.
+explain. The policy is the one that sampled; what its age does to a credit is not measured here.
 
 No sampling, hence no error bars and no seeds: the same numbers on every machine, up to rounding.
 """
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from allocator.budgets import make_budget
@@ -53,7 +53,7 @@ from common.nouns import NO_LEASE, ROOT, Tree
 from common.predictor import Predictor, Target
 from common.predictors import make_predictor
 from common.prefix import Prefix, Tally
-from learner.credit import CREDITS
+from learner.credit import CREDITS, Evidence
 from learner.rows import Clock, RowCounts, build_rows
 
 Gradient = dict[History, list[float]]
@@ -99,20 +99,33 @@ ARMS = (
 
 WEIGHTS: Mapping[str, tuple[NodeWeight, ...]] = {
     "granted": (NodeWeight.GRANTED, NodeWeight.LEAF_SHARE, NodeWeight.ONCE),
+    "tree_vtrace": (NodeWeight.GRANTED,),
     "grpo": (NodeWeight.LEAF_SHARE, NodeWeight.GRANTED, NodeWeight.ONCE),
+    "dr_grpo": (NodeWeight.LEAF_SHARE, NodeWeight.GRANTED),
+    "rloo": (NodeWeight.LEAF_SHARE, NodeWeight.GRANTED),
+    "edge": (NodeWeight.ONCE, NodeWeight.GRANTED),
+    "edge (path)": (NodeWeight.LEAF_SHARE,),
 }
 """What a shared token is worth: each credit's own first."""
+SETTINGS: Mapping[str, CreditConfig] = {
+    **{name: CreditConfig(name=name) for name in CREDITS},
+    "edge (path)": CreditConfig(name="edge", edge_weight="path"),
+}
 COMPETING = ("patr", "igrpo")
 """Rules under which a path may cost another its place."""
-OWN_SCALE = frozenset({"grpo"})
+OWN_SCALE = frozenset({"grpo", "dr_grpo", "edge (path)"})
+"""A z-score has a scale of its own, a mean that holds the branch itself takes (n − 1) / n, and weights by the
+forks that came about are no weights at grant."""
 
 
 # -------------------------------------------------------------------------------------------- one gradient
 
 
 def expected_gradient(tree: Tree, world: World, credit: str, node_weight: NodeWeight) -> Gradient:
-    """What the learner's rows say: Σ advantage x weight x score, by prefix."""
-    credits = CREDITS[credit](tree, CreditConfig(name=credit))
+    """What the learner's rows say: Σ advantage x weight x score, by prefix. The policy is the one that
+    sampled."""
+    settings, on_policy = SETTINGS[credit], Evidence({node.index: 0.0 for node in tree.nodes})
+    credits = CREDITS[settings.name].function(tree, settings, on_policy)
     found: Gradient = {}
     for row in build_rows(tree, credits, node_weight, Clock(NOW, 0), RowCounts()):
         actions: list[int] = []
@@ -285,16 +298,19 @@ def measure(arm: Arm, predictor: str) -> list[dict[str, object]]:
     return rows
 
 
+def greatest(rows: Sequence[Mapping[str, object]], credit: str) -> float:
+    """The worst bias of a credit over all rules, with its own worth of a shared token."""
+    own = WEIGHTS[credit][0].value
+    return max(
+        float(str(row["bias_run"])) for row in rows if (row["credit"], row["node_weight"]) == (credit, own)
+    )
+
+
 def main(words: list[str]) -> int:
     """Enumerate, write, print; returns the exit code."""
     session = results.begin("bias", words)
     runs = [row for predictor in ("history", "shared") for arm in ARMS for row in measure(arm, predictor)]
-    granted = [r for r in runs if r["credit"] == "granted" and r["node_weight"] == "granted"]
-    grpo = [r for r in runs if r["credit"] == "grpo" and r["node_weight"] == "leaf_share"]
-    headline = {
-        "granted_max": max(float(str(r["bias_run"])) for r in granted),
-        "grpo_max": max(float(str(r["bias_run"])) for r in grpo),
-    }
+    headline = {f"{name}_max": greatest(runs, name) for name in CREDITS}
     line = results.finish(session, headline, runs)
     tables.update_if_committed(results.RESULTS)
     print(line, flush=True)

@@ -9,11 +9,12 @@ test compares the page with what the results files generate.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.allocation_tables import allocation, frozenlake
+from benchmarks.lag_tables import lag_bias
 from benchmarks.markdown import table
 from benchmarks.results import RESULTS, ROOT, read_results, shown
 from benchmarks.speculation_tables import scale, speculation
@@ -165,6 +166,64 @@ def bias(found: Results) -> str:
     return table(["rule", "predictor", *heads, "against environment", "against rivals"], rows)
 
 
+# ------------------------------------------------------------------------------------------- the staleness
+
+
+def staleness(found: Results) -> str:
+    """One row an arm: mean over seeds, and the gaps to lag 0, paired by seed."""
+    rows = []
+    for arm in dict.fromkeys(run["arm"] for run in found["runs"]):
+        runs = [run for run in found["runs"] if run["arm"] == arm]
+        cells = [arm, f"{_mean(run['updates'] for run in runs):.0f}", f"{_age(runs):.1f}"]
+        for mode in ("sampled", "greedy"):
+            gap = found["gaps"].get(f"{arm}/{mode}")
+            cells.append(f"{_mean(run['after'][mode]['mean'] for run in runs):.3f}")
+            bound = f" (at most {gap['bound']:.3f})" if gap and "bound" in gap else ""
+            cells.append(f"{gap['mean']:.3f}{bound}" if gap else "–")
+        rows.append(cells)
+    seeds = len({run["seed"] for run in found["runs"]})
+    head = ["arm", "updates", "mean age", f"sampled ({seeds} seeds)", "gap (90 %)", "greedy", "gap (90 %)"]
+    asked = [
+        [check["asked"], check["measured"], "yes" if check["holds"] else "**no**"]
+        for check in found["checks"]
+    ]
+    return table(head, rows) + "\n\n" + table(["asked", "measured", "holds"], asked)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _age(runs: Sequence[Results]) -> float:
+    """Mean age of the tokens trained on, in updates."""
+    ages = [(int(age), count) for run in runs for age, count in run["lags"].items()]
+    return float(sum(age * count for age, count in ages) / sum(count for _, count in ages))
+
+
+# ------------------------------------------------------------------------------------- training on trees
+
+
+def tree_training(found: Results) -> str:
+    """One row a sharing: medians over repeats; branch by branch is 1."""
+    rows = [
+        [
+            f"{run['token_ratio']:.2f}",
+            run["trees"],
+            run["branches"],
+            f"{run['speed_up_cpu']:.2f}",
+            f"{run['speed_up_wall']:.2f}",
+            f"{run['share_of_limit']:.2f}",
+            f"{run['null']:.3f}",
+            f"{run['memory_ratio']:.2f}",
+        ]
+        for run in found["runs"]
+    ]
+    head = ["token ratio (limit)", "trees", "branches", "speed-up, CPU", "wall", "share of limit", "null",
+            "memory"]  # fmt: skip
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "ring": ring,
     "controls": controls,
@@ -174,6 +233,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "speculation": speculation,
     "drift": drift,
     "bias": bias,
+    "lag_bias": lag_bias,
+    "tree_training": tree_training,
+    "staleness": staleness,
     "allocation": allocation,
     "allocation_frozenlake": frozenlake,
 }

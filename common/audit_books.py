@@ -189,7 +189,7 @@ def read_books(allocator: Path, actors: Iterable[Path], learner: Path) -> Books:
     return Books(
         _read_allocator(read_journal(allocator)),
         [_read_actor(path) for path in actors],
-        _read_learner(read_journal(learner)) if learner.is_file() else LearnerBook(),
+        read_learner(read_journal(learner)) if learner.is_file() else LearnerBook(),
     )
 
 
@@ -285,7 +285,8 @@ def _read_actor(path: Path) -> ActorBook:
     return book
 
 
-def _read_learner(records: Iterable[Record]) -> LearnerBook:
+def read_learner(records: Iterable[Record]) -> LearnerBook:
+    """The learner's journal."""
     book = LearnerBook(present=True)
     for record in records:
         fields = record.fields

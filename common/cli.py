@@ -145,6 +145,7 @@ EXAMPLES = """\
 Examples
   python run.py                                            train on this machine, everything at its default
   python run.py learner/credit=grpo learner.steps=100      another credit, more updates
+  python run.py resume=runs/mine                           go on where that run was interrupted
   python run.py role=actor cluster.allocator=tcp://10.0.0.7:5555    one more actor, from another machine
   python run.py role=replay run=runs/mine node=tree=5/node=17       why that node is where it is
 """
@@ -162,7 +163,10 @@ def help_text(configs: Path) -> str:
         *_group_lines(available, chosen),
         "\nSettings",
         "  python run.py --cfg job   prints every setting with its value, as the command line leaves it;",
-        "  run=runs/<id>             takes the settings recorded in that run, with the command line on top.",
+        "  run=runs/<id>             takes the settings recorded in that run, with the command line on top;",
+        "  resume=runs/<id>          goes on with an interrupted run, under its settings. Places, waits, the",
+        "                            number of actors and what is kept may differ, and learner.steps may be",
+        "                            larger: that goes on with a complete run too.",
         f"\n{EXAMPLES}",
         "Exit codes: 0 done, 1 audit or replay found something, 2 configuration, 3 security, 4 storage,",
         "5 protocol, 6 a role was lost for good, 70 a bug or a broken engine, 128 + n ended by signal n",

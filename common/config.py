@@ -22,7 +22,14 @@ from common.config_allocator import (
     AllocatorConfig,
     check_allocator,
 )
-from common.config_learner import LearnerConfig, WarmstartConfig
+from common.config_backend import BACKENDS, check_backend
+from common.config_learner import (
+    LOSS_WEIGHTS,
+    LearnerConfig,
+    WarmstartConfig,
+    check_credit,
+    check_loss_and_weight,
+)
 from common.errors import nearest, require
 
 NODE = re.compile(r"tree=([0-9]{1,18})/node=([0-9]{1,18})")
@@ -76,7 +83,7 @@ class ClusterConfig:
     connect_timeout_s: float = 120.0
     """How long a role waits for its peers before it gives up with exit 6."""
     max_restarts: int = 5
-    """Times role=local restarts one actor, or the allocator, before it stops the run."""
+    """Times role=local restarts one actor, the allocator or the learner, before it stops the run."""
 
     def __post_init__(self) -> None:
         for name in ("allocator", "weights", "hints", "tracker"):
@@ -253,6 +260,8 @@ class Config:
     role: Role = Role.LOCAL
     run: str = ""
     """Run directory; empty = a new one under runs_dir (role=local and warmstart only)."""
+    resume: str = ""
+    """role=local: run directory to go on with, where it was interrupted or with more learner.steps."""
     runs_dir: str = "runs"
     seed: int = 0
     deterministic: bool = False
@@ -275,9 +284,10 @@ class Config:
         require(0 <= self.seed < (1 << 62), "seed", "in [0, 2^62)", self.seed)
 
 
-CREDITS = ("granted", "grpo")
-LOSSES = ("ppo",)
-BEHAVIOUR_WEIGHTS = ("none", "tis", "decoupled")
+CREDITS = ("granted", "grpo", "dr_grpo", "rloo", "edge", "tree_vtrace")
+GROUP_FILTERS = ("none", "mixed")
+LOSSES = tuple(LOSS_WEIGHTS)
+BEHAVIOUR_WEIGHTS = ("none", "tis", "icepop", "decoupled")
 ENGINES = ("torch",)
 ENVIRONMENTS = ("frozenlake",)
 SPLITS: dict[str, tuple[str, ...]] = {"frozenlake": ("train", "eval")}
@@ -298,7 +308,9 @@ def validate(config: Config) -> None:
         ("allocator.rule.name", config.allocator.rule.name, RULES),
         ("allocator.budget.name", config.allocator.budget.name, BUDGETS),
         ("allocator.predictor.name", config.allocator.predictor.name, PREDICTORS),
+        ("learner.backend.name", config.learner.backend.name, BACKENDS),
         ("learner.credit.name", config.learner.credit.name, CREDITS),
+        ("learner.filter.name", config.learner.filter.name, GROUP_FILTERS),
         ("learner.loss.name", config.learner.loss.name, LOSSES),
         ("learner.weight.name", config.learner.weight.name, BEHAVIOUR_WEIGHTS),
     ):
@@ -307,13 +319,21 @@ def validate(config: Config) -> None:
     require(split in splits, "eval.split", f"one of {', '.join(splits)}{nearest(split, splits)}", split)
     for key, text in (("replay.node", config.replay.node), ("replay.json", config.replay.json)):
         require(not text or config.role is Role.REPLAY, key, "left out unless role=replay", text)
+    whole = "left out unless role=local (a single role takes run=, and goes on by itself)"
+    require(not config.resume or config.role is Role.LOCAL, "resume", whole, config.resume)
     if config.deterministic:
         lag, staleness = config.learner.max_policy_lag, config.allocator.max_score_staleness
         require(lag == 0, "learner.max_policy_lag", "0 when deterministic=true", lag)
         require(staleness == 0, "allocator.max_score_staleness", "0 when deterministic=true", staleness)
     parts, trees = config.learner.loss.minibatches, config.learner.batch_trees
     require(parts <= trees, "learner.loss.minibatches", f"at most learner.batch_trees ({trees})", parts)
+    check_loss_and_weight(config.learner.loss, config.learner.weight)
+    check_credit(config.learner.credit, config.learner.loss.name, config.learner.weight.name)
     check_allocator(config.allocator, config.learner.batch_trees)
+    check_backend(
+        config.learner.backend, config.learner.lora, deterministic=config.deterministic,
+        trains=config.role in (Role.LOCAL, Role.LEARNER),
+    )  # fmt: skip
 
 
 def to_plain(config: Any) -> Any:

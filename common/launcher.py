@@ -7,6 +7,9 @@ consumes: exits of children, their endpoints and logs in the run directory. prod
 at the end the success before and after. waits for: the learner's exit. unblocked by: any child's exit, a
 signal. The actors share nothing with the others: each works in an empty directory of its own and is told
 one endpoint and the settings, on its command line.
+
+`resume=` goes on with a run after any end, that of all processes at once included: the allocator takes up its
+journal, the learner its newest checkpoint, the tracker its MLflow run; what was done already is left out.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
 from common.errors import PeerLost, StorageError, TreewardError
+from common.manifest import last_step
 from common.metrics import MetricsClient
-from common.opening import open_run, record, refuse_trained, shown
+from common.opening import is_complete, open_run, record, refuse_trained, shown, wait_until_free
 from common.progress import Progress, Tail, duration, success_on
 from common.rundir import RunDir
 from common.settings import overrides
@@ -65,7 +69,14 @@ def run_local(config: Config, command: Command = role_command) -> int:
     """
     rundir = open_run(config)
     with rundir.lock("local"):
-        refuse_trained(rundir)
+        if not config.resume:
+            refuse_trained(rundir)
+        elif is_complete(rundir, config.learner.steps):
+            what = f"its {config.learner.steps} updates are trained and evaluated"
+            say(f"{shown(rundir.path)} is complete, {what}: a larger learner.steps= goes on from there")
+            return 0
+        else:
+            wait_until_free(rundir)
         record(rundir, config)
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
         try:
@@ -96,6 +107,8 @@ class LocalRun:
     """Endpoint of the tracker; empty = none."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each part."""
+    tails: dict[str, Tail] = field(default_factory=dict)
+    """What the roles log from the start of this process on."""
 
     def run_to_end(self) -> int:
         """`run`, with word to the tracker when it does not get to its end."""
@@ -116,17 +129,21 @@ class LocalRun:
 
     def run(self) -> int:
         """The stages, in order."""
-        began = time.monotonic()
+        began, done = time.monotonic(), last_step(self.rundir.checkpoints) or 0
+        if self.config.resume:
+            say(f"resuming {shown(self.rundir.path)} at step {done}/{self.config.learner.steps}")
         say(f"run {shown(self.rundir.path)}: {self.config.cluster.actors} actors, logs in logs/")
+        self.tails = {r: Tail.from_here(self.rundir.log_file(r)) for r in ("learner", "allocator", "tracker")}
         self.start_tracker()
         self.warm_start()
         warm = time.monotonic()
-        self.start_evaluation("before", self.starting_model())
-        self.start_ring()
-        self.train(began)
+        self.evaluate_before()
+        if done < self.config.learner.steps:
+            self.start_ring()
+            self.train(began)
+            self.drain()
         learnt = time.monotonic()
-        self.drain()
-        self.supervisor.wait(lambda: self.supervisor.is_done("eval-before"))
+        self.supervisor.wait(lambda: all(map(self.supervisor.is_done, self.evaluations)))
         self.start_evaluation("after", "")
         self.supervisor.wait(lambda: self.supervisor.is_done("eval-after"))
         self.times = {
@@ -174,18 +191,29 @@ class LocalRun:
     def starting_model(self) -> str:
         return self.config.model.path or str(self.rundir.warmstart_model)
 
+    @property
+    def evaluations(self) -> list[str]:
+        """Those that were started."""
+        return [name for name in self.supervisor.watched if name.startswith("eval-")]
+
+    def evaluate_before(self) -> None:
+        """Of the starting weights, unless an earlier process of this run did."""
+        if not (self.config.resume and self.rundir.eval_file("before").is_file()):
+            self.start_evaluation("before", self.starting_model())
+
     def start_evaluation(self, when: str, checkpoint: str) -> None:
         niceness = EVALUATION_NICENESS if when == "before" else 0
         words = [f"eval.checkpoint={checkpoint}", f"eval.name={when}"]
         self.start(f"eval-{when}", "eval", words, niceness=niceness)
 
     def start_ring(self) -> None:
-        """Allocator first, on any free port; the others are told where it is, also when it is restarted."""
+        """Allocator first, on any free port; the others are told where it is, also when it is restarted. So
+        is the learner, which finds its checkpoint."""
         self.forget_endpoint("allocator")
         self.start("allocator", "allocator", [f"cluster.allocator={ANY_PORT}"], fate=Fate.RESUME)
         allocator = self.endpoint("allocator")
         words = [f"cluster.allocator={allocator}", f"cluster.weights={ANY_PORT}", f"cluster.hints={ANY_PORT}"]
-        self.start("learner", "learner", words)
+        self.start("learner", "learner", words, fate=Fate.RESUME)
         for number in range(self.config.cluster.actors):
             name = f"actor-{number}"
             command = self.command("actor", self.actor_words(name, allocator))
@@ -197,7 +225,9 @@ class LocalRun:
             self.config.cluster, allocator=allocator, tracker=self.tracker or self.config.cluster.tracker
         )
         actor = dataclasses.replace(self.config.actor, name=name, dir=".")
-        config = dataclasses.replace(self.config, role=Role.ACTOR, run="", cluster=cluster, actor=actor)
+        config = dataclasses.replace(
+            self.config, role=Role.ACTOR, run="", resume="", cluster=cluster, actor=actor
+        )
         return [word for word in overrides(config) if not word.startswith("role=")]
 
     def forget_endpoint(self, role: str) -> None:
@@ -219,8 +249,7 @@ class LocalRun:
 
     def train(self, began: float) -> None:
         """Until the learner has done its last step."""
-        logs = {role: Tail(self.rundir.log_file(role)) for role in ("learner", "allocator", "tracker")}
-        progress, due = Progress(self.config.learner.steps, logs), time.monotonic() + PROGRESS_S
+        progress, due = Progress(self.config.learner.steps, self.tails), time.monotonic() + PROGRESS_S
 
         def show() -> None:
             nonlocal due
@@ -276,7 +305,7 @@ class LocalRun:
         """Where the numbers of the run are: with MLflow, or still in the spool."""
         if not self.config.tracking.enabled:
             return "metrics were not recorded (tracking.enabled=false)"
-        to, run = shown_uri(self.config), shown(self.rundir.path)
+        to, run = self.shown_uri(), shown(self.rundir.path)
         if (self.rundir.tracking / spool.FILE_NAME).exists():
             return (
                 f"not all metrics have reached {to} (see {run}/logs/tracker.log): "
@@ -288,16 +317,20 @@ class LocalRun:
             return f"everything measured is in {to}"
         return "everything measured is shown by: make mlflow"
 
+    def shown_uri(self) -> str:
+        """Where MLflow records, without the password that may stand in it."""
+        uri = tracking.destination(self.config, self.rundir.id, self.rundir.tracking).uri
+        here = Path(self.config.runs_dir)
+        uri = uri.replace(f"sqlite:///{here.absolute()}/", f"sqlite:///{here}/")
+        return re.sub(r"://[^/@]*@", "://", uri)
+
     def write_summary(self, before: dict[str, Any], after: dict[str, Any], total_s: float) -> None:
         """`summary.json`, for benchmarks."""
-        value = {"before": before, "after": after, "total_s": total_s, "parts_s": self.times}
+        value = {
+            "before": before, "after": after, "total_s": total_s, "parts_s": self.times,
+            "steps": self.config.learner.steps,
+        }  # fmt: skip
         self.rundir.write_json_atomic(self.rundir.path / "summary.json", value)
-
-
-def shown_uri(config: Config) -> str:
-    """Where MLflow records, without the password that may stand in it."""
-    uri = config.tracking.uri or f"sqlite:///{Path(config.runs_dir) / 'mlflow.db'}"
-    return re.sub(r"://[^/@]*@", "://", uri)
 
 
 def interval(result: dict[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from common.config import Config, Role
 from common.errors import ConfigError, StorageError
 from common.journal import read_journal
+from common.manifest import last_step
 from common.rundir import RunDir, write_bytes_atomic
 from common.settings import to_yaml
 
@@ -17,6 +20,8 @@ NAMES_A_NEW_RUN = (Role.LOCAL, Role.WARMSTART)
 """Roles that make a new run directory where none is named."""
 MAKES_THE_NAMED = (*NAMES_A_NEW_RUN, Role.ALLOCATOR)
 """Roles that make the named one where there is none; the others work on a run that exists."""
+FOLLOW_S = 15.0
+"""How long processes of a launcher that has died are waited for: they promise to leave within 10 s."""
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 """What a folder with a model holds, whoever wrote it."""
 
@@ -28,20 +33,25 @@ def open_run(config: Config) -> RunDir:
         ConfigError: the role needs a run and none is named, or `model.path` holds no model.
         StorageError: the directory is no run, or cannot be made.
     """
-    if config.role is Role.LOCAL:
-        check_model_path(config)
     path = Path(config.run)
+    if config.role is Role.LOCAL and not (config.resume and has_checkpoint(path)):
+        check_model_path(config)
     if not config.run and config.role not in NAMES_A_NEW_RUN:
         role = config.role.value
         raise ConfigError(f"run must be a run directory for role={role}, got ''{_newest(config)}")
     if config.run and (path.exists() or config.role not in MAKES_THE_NAMED):
         rundir = RunDir.open(path)
-        if config.role is Role.LEARNER and not any(rundir.checkpoints.iterdir()):
+        if config.role is Role.LEARNER and not has_checkpoint(path):
             check_model_path(config)
         return rundir
     rundir = RunDir.create(path.parent, path.name) if config.run else RunDir.create(Path(config.runs_dir))
     record(rundir, config)
     return rundir
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether the learner of a run ever saved: its starting weights do not matter any more."""
+    return any((run / "learner" / "checkpoints").glob("[!.]*"))
 
 
 def check_model_path(config: Config) -> None:
@@ -72,10 +82,38 @@ def refuse_trained(rundir: RunDir) -> None:
 
 def already_trained(path: Path) -> StorageError:
     """To be raised where the run at `path` is asked for once more."""
+    run = shown(path)
     return StorageError(
-        f"{shown(path)} has been trained already: start a new run, "
-        "with one of its checkpoints as model.path= to go on from there"
+        f"{run} has been trained already: resume={run} goes on where it was interrupted, or with more "
+        "learner.steps; a new run can start from one of its checkpoints, as model.path="
     )
+
+
+def is_complete(rundir: RunDir, steps: int) -> bool:
+    """Whether a run has been trained for so many updates, and evaluated after that."""
+    try:
+        summary = json.loads((rundir.path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return int(summary.get("steps", steps)) >= steps and (last_step(rundir.checkpoints) or 0) >= steps
+
+
+def wait_until_free(rundir: RunDir) -> None:
+    """The roles of a launcher that was killed may take a moment to follow it.
+
+    Raises:
+        StorageError: one of them works on.
+    """
+    deadline = time.monotonic() + FOLLOW_S
+    waiting = [Role.ALLOCATOR, Role.LEARNER, Role.TRACKER]
+    while waiting:
+        try:
+            rundir.lock(waiting[0].value).release()
+            del waiting[0]
+        except StorageError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @contextmanager

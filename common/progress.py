@@ -31,6 +31,11 @@ class Tail:
     path: Path
     _offset: int = 0
 
+    @classmethod
+    def from_here(cls, path: Path) -> Tail:
+        """Of what is added from now on."""
+        return cls(path, path.stat().st_size if path.is_file() else 0)
+
     def new_entries(self) -> list[dict[str, Any]]:
         """Complete lines only: one that is being written is read the next time."""
         try:

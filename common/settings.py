@@ -25,7 +25,9 @@ NAMED_GROUPS = (
     "allocator/budget",
     "allocator/predictor",
     "allocator/rule",
+    "learner/backend",
     "learner/credit",
+    "learner/filter",
     "learner/loss",
     "learner/weight",
 )

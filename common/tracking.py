@@ -67,11 +67,31 @@ class Destination:
 
 
 def destination(config: Config, run_name: str, tracking_dir: Path) -> Destination:
-    """The one the configuration asks for: by default SQLite and a folder beside it in `runs_dir`."""
+    """The one the configuration asks for: by default SQLite and a folder beside it in `runs_dir`.
+
+    A run that is recorded in such a file already stays there, from whatever directory it is continued.
+    """
     runs_dir = Path(config.runs_dir).absolute()
-    uri = config.tracking.uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
+    usual = f"sqlite:///{runs_dir / 'mlflow.db'}"
+    before = str(_entry(tracking_dir / ID_FILE).get("uri", ""))
+    if before.startswith("sqlite:///") and Path(before.removeprefix("sqlite:///")).is_file():
+        usual, runs_dir = before, Path(before.removeprefix("sqlite:///")).parent
+    uri = config.tracking.uri or usual
     artifacts = (runs_dir / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
     return Destination(uri, config.tracking.experiment, run_name, artifacts, tracking_dir / ID_FILE)
+
+
+def recorded_run(tracking_dir: Path) -> str:
+    """Id of the MLflow run that a run is recorded in; empty where it is in none yet."""
+    return str(_entry(tracking_dir / ID_FILE).get("run_id", ""))
+
+
+def _entry(id_file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(id_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class MlflowRun:
@@ -98,10 +118,7 @@ class MlflowRun:
         return self._run_id
 
     def _resumed(self) -> str:
-        try:
-            found = json.loads(self._to.id_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return ""
+        found = _entry(self._to.id_file)
         if (found.get("uri"), found.get("experiment")) != (self._to.uri, self._to.experiment):
             return ""
         self._opened().update_run(found["run_id"], status="RUNNING")

@@ -4,48 +4,62 @@
 
     step-00000012/
         config.json model.safetensors tokenizer.json   the model, as anyone loads it
-        optimizer.safetensors                          AdamW's moments
-        state.msgpack                                  step, lineage, trees inside, random states
-        manifest.json                                  sizes and SHA-256 of the files above
+        optimizer.safetensors                          its state, where one learner process has all of it;
+        optimizer-…-rank0001-of-0004.safetensors       else the part of each
+        state.msgpack                                  step, lineage, trees inside, random states, origin
+        manifest.json                                  step, lineage, date; sizes and SHA-256 of those above
 
-Loading checks everything against the manifest and against the model before it assigns anything. A damaged
-newest checkpoint is set aside as `corrupt-…` with an error in the log, and the one before it is taken; where
-some exist and none is valid, the run stops. Nothing is pickled.
+Loading checks everything against the manifest and against the model before it assigns anything
+(`learner.assembly`). A damaged newest checkpoint is set aside as `corrupt-…` with an error in the log, and
+the one before it is taken; where some exist and none is valid, the run stops. Nothing is pickled.
+
+This is format 2. Format 1, which knew neither parts nor where a checkpoint came from, is read too.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as dump_tensors
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from common.errors import StorageError
 from common.journal import fsync_dir
-from common.tokenizer import WordTokenizer
-from learner.policy import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, model_files
+from common.manifest import (
+    MANIFEST_FILE,
+    Entry,
+    Manifest,
+    encode_manifest,
+    entries_of,
+    is_whole,
+    read_manifest,
+    step_name,
+)
+from common.rundir import NAME
+from learner.policy import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from learner.state import RunState, decode_state, encode_state
 
 LOG = logging.getLogger("treeward.learner.checkpoint")
 
-FORMAT = 1
-OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE = "optimizer.safetensors", "state.msgpack", "manifest.json"
-FILES = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, OPTIMIZER_FILE, STATE_FILE)
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""AdamW's state of one parameter; the moments have its shape, `step` is a number."""
+FORMAT = 2
+READABLE = (1, FORMAT)
+STATE_FILE = "state.msgpack"
+OPTIMIZER = "optimizer"
+"""How the names of the optimiser's files begin."""
+NEEDED = (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, STATE_FILE)
+"""Files of every checkpoint; those of the optimiser come to these."""
+RANK_FILE = re.compile(r"(.+)-rank(\d+)-of-(\d+)\.[a-z]+")
+SPARE = 1.5
+"""Free space that a save needs, in sizes of the checkpoint: logs and journals grow beside it."""
 
 
 class Damaged(StorageError):
@@ -59,66 +73,81 @@ class Checkpoint:
     path: Path
     state: RunState
     weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
+    files: Mapping[str, bytes]
+    """All of them by name."""
+
+
+def parts_missing(names: Iterable[str]) -> list[str]:
+    """What these files lack: an optimiser, or the parts of some ranks, as sentences."""
+    names = list(names)
+    if not any(name.startswith(OPTIMIZER) for name in names):
+        return [f"no file {OPTIMIZER}…"]
+    parts: dict[tuple[str, int], set[int]] = {}
+    for found in filter(None, map(RANK_FILE.fullmatch, names)):
+        parts.setdefault((found[1], int(found[3])), set()).add(int(found[2]))
+    return [
+        f"{stem} of rank {rank} of {world}"
+        for (stem, world), ranks in sorted(parts.items())
+        for rank in sorted(set(range(world)) - ranks)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- saving
 
 
-def save_checkpoint(
-    folder: Path,
-    state: RunState,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    tokenizer: WordTokenizer,
-    keep: int,
-) -> Path:
+def save_checkpoint(folder: Path, state: RunState, files: Mapping[str, bytes], keep: int) -> Path:
     """Write `folder/step-…` atomically, then remove all but the newest `keep`. Returns its path.
 
+    Args:
+        folder: the run's checkpoints; one process writes there.
+        state: where the run stands.
+        files: the model's, and those of every rank's optimiser.
+        keep: checkpoints kept, this one included; such that are not whole do not count.
+
     Raises:
-        StorageError: the disk refused; what was there before is untouched.
+        StorageError: the disk refused, or lacks room; what was there before is untouched.
+        ValueError: a file is missing from `files`.
     """
-    files = {
-        **model_files(model, tokenizer),
-        OPTIMIZER_FILE: dump_tensors(moments_of(model, optimizer)),
-        STATE_FILE: encode_state(state),
-    }
+    files = {**files, STATE_FILE: encode_state(state)}
+    _check_complete(files)
     final = folder / step_name(state.step)
     neighbour = folder / f".tmp-{state.step:08d}-{secrets.token_hex(4)}"
+    manifest = Manifest(FORMAT, state.step, entries_of(files), state.lineage, state.saved_at)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        neighbour.mkdir(parents=True)
+        _check_room(folder, manifest.bytes)
+        neighbour.mkdir()
         for name, data in files.items():
             _write(neighbour / name, data)
-        _write(neighbour / MANIFEST_FILE, _manifest(files))
+        _write(neighbour / MANIFEST_FILE, encode_manifest(manifest))
         fsync_dir(neighbour)
-        if final.exists():
-            _move_to_trash(final)
-        neighbour.rename(final)
+        _put_in_place(neighbour, final)
         fsync_dir(folder)
     except OSError as error:
         shutil.rmtree(neighbour, ignore_errors=True)
         raise StorageError(
             f"cannot write the checkpoint {final}: {error.strerror}; the previous one is untouched"
         ) from error
-    for old in list_checkpoints(folder)[:-keep]:
-        _move_to_trash(old)
-    _remove_leftovers(folder)
+    _remove_old(folder, keep)
     return final
 
 
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
+def _check_complete(files: Mapping[str, bytes]) -> None:
+    missing = [name for name in NEEDED if name not in files] + parts_missing(files)
+    odd = [name for name in files if not NAME.match(name)]
+    if missing or odd:
+        raise ValueError(f"a checkpoint must have all files under plain names, lacks {missing}, got {odd}")
 
 
-def moments_of(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's state as `<moment>/<parameter>` tensors; empty before the first step."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            if moment in MOMENTS:
-                found[f"{moment}/{name}"] = torch.as_tensor(value, dtype=torch.float32).contiguous()
-    return found
+def _check_room(folder: Path, size: int) -> None:
+    """A disk that fills up in the middle of a save costs the journals their next record too."""
+    free = shutil.disk_usage(folder).free
+    if free < SPARE * size:
+        raise StorageError(
+            f"cannot write a checkpoint to {folder}: it needs {SPARE * size / 1e6:.1f} MB of free space, got "
+            f"{free / 1e6:.1f} MB; the previous one is untouched"
+        )
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -128,23 +157,36 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _manifest(files: Mapping[str, bytes]) -> bytes:
-    entries = {
-        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
-    }
-    return json.dumps({"format": FORMAT, "files": entries}, indent=2, sort_keys=True).encode()
+def _put_in_place(neighbour: Path, final: Path) -> None:
+    """Rename. One of the same step first makes room: `_take_back` knows it by its name if we die between."""
+    if final.exists():
+        final.rename(final.with_name(f".old-{final.name}"))
+    neighbour.rename(final)
 
 
-def _move_to_trash(path: Path) -> None:
-    """First out of sight in one step, so that a half-deleted checkpoint never looks like one."""
-    path.rename(path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}"))
+def _take_back(folder: Path) -> None:
+    """A checkpoint whose successor of the same step never came into its place."""
+    for path in folder.glob(".old-step-*"):
+        final = path.with_name(path.name.removeprefix(".old-"))
+        if not final.exists():
+            path.rename(final)
 
 
 def _remove_leftovers(folder: Path) -> None:
     """What a crash left: the role's lock guarantees that nobody else is writing here."""
-    for pattern in (".tmp-*", ".trash-*"):
+    _take_back(folder)
+    for pattern in (".tmp-*", ".trash-*", ".old-step-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    """First out of sight in one step, so that a half-deleted checkpoint never looks like one."""
+    found = list_checkpoints(folder)
+    whole = [path for path in found if is_whole(path)]
+    for path in found[: found.index(whole[-keep:][0])] if whole else ():
+        path.rename(path.with_name(f".trash-{path.name}-{secrets.token_hex(4)}"))
+    _remove_leftovers(folder)
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -161,6 +203,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     Raises:
         StorageError: checkpoints exist and none is sound: never start from scratch without being told to.
     """
+    _take_back(folder)
     found = list_checkpoints(folder)
     for path in reversed(found):
         try:
@@ -184,88 +227,44 @@ def read_checkpoint(path: Path) -> Checkpoint:
         Damaged: a file is missing, of another size, or its hash differs.
         StorageError: it was written by a newer release.
     """
-    entries = _read_manifest(path)
-    data = {name: _read_checked(path / name, entries[name]) for name in FILES}
+    manifest = checked_manifest(path)
+    files = {name: _read_checked(path / name, entry) for name, entry in manifest.files.items()}
     try:
-        return Checkpoint(
-            path,
-            decode_state(data[STATE_FILE]),
-            parse_tensors(data[WEIGHTS_FILE]),
-            parse_tensors(data[OPTIMIZER_FILE]),
-        )
+        state = decode_state(files[STATE_FILE])
+        return Checkpoint(path, state, parse_tensors(files[WEIGHTS_FILE]), files)
     except (SafetensorError, ValueError) as error:
         raise Damaged(f"the checkpoint {path} is damaged: {error}") from error
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / MANIFEST_FILE).read_bytes())
-        version, entries = manifest["format"], manifest["files"]
-        missing = [name for name in FILES if name not in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"the checkpoint {path} has no readable {MANIFEST_FILE}: {error}") from error
-    if version != FORMAT:
-        raise StorageError(f"the checkpoint {path} has format {version}, this release reads format {FORMAT}")
-    if missing:
-        raise Damaged(f"the checkpoint {path} lacks {', '.join(missing)}")
-    return dict(entries)
-
-
-def _read_checked(file: Path, entry: Any) -> bytes:
-    try:
-        data = file.read_bytes()
-        size, digest = entry["size"], entry["sha256"]
-    except (OSError, KeyError, TypeError) as error:
-        raise Damaged(f"the checkpoint file {file} cannot be read: {error}") from error
-    if len(data) != size:
-        raise Damaged(f"the checkpoint file {file} has {len(data)} bytes, expected {size}")
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise Damaged(f"the checkpoint file {file} is damaged: its SHA-256 differs from the manifest")
-    return data
-
-
-# ---------------------------------------------------------------------------------------------- restoring
-
-
-def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint into a model and its optimiser: all of it, or nothing when anything does not fit.
+def checked_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint that this release can read and that lists all it needs.
 
     Raises:
-        StorageError: it belongs to another model; the message names a tensor, expected and found.
+        Damaged: it is missing, no manifest, or lacks a file.
+        StorageError: it was written by a newer release.
     """
-    parameters = dict(model.named_parameters())
-    _check_tensors(checkpoint.path, {name: p.shape for name, p in parameters.items()}, checkpoint.weights)
-    if checkpoint.moments:
-        shapes = {
-            f"{moment}/{name}": torch.Size(()) if moment == "step" else parameter.shape
-            for name, parameter in parameters.items()
-            for moment in MOMENTS
-        }
-        _check_tensors(checkpoint.path, shapes, checkpoint.moments)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(checkpoint.weights[name])
-    optimizer.state.clear()
-    for name, parameter in parameters.items() if checkpoint.moments else ():
-        optimizer.state[parameter] = {m: checkpoint.moments[f"{m}/{name}"].clone() for m in MOMENTS}
+    try:
+        manifest = read_manifest(path)
+    except (OSError, ValueError) as error:
+        raise Damaged(f"the checkpoint {path} has no readable {MANIFEST_FILE}: {error}") from error
+    if manifest.format not in READABLE:
+        raise StorageError(
+            f"the checkpoint {path} has format {manifest.format}, this release reads formats "
+            f"{' and '.join(map(str, READABLE))}"
+        )
+    missing = [name for name in NEEDED if name not in manifest.files] + parts_missing(manifest.files)
+    if missing:
+        raise Damaged(f"the checkpoint {path} lacks {', '.join(missing)}")
+    return manifest
 
 
-def _check_tensors(path: Path, expected: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
-    """Names, shapes, types and values, before anything is assigned."""
-    for name in sorted({*expected, *found}):
-        if name not in found or name not in expected:
-            where = "the checkpoint lacks it" if name not in found else "this run's model has no such tensor"
-            raise _foreign(path, name, where)
-        tensor = found[name]
-        if tensor.shape != expected[name] or tensor.dtype != torch.float32:
-            got = f"{list(tensor.shape)} {tensor.dtype}"
-            raise _foreign(path, name, f"expected {list(expected[name])} torch.float32, found {got}")
-        if not torch.isfinite(tensor).all():
-            raise StorageError(f"the checkpoint {path} holds a value in {name} that is not finite")
-
-
-def _foreign(path: Path, tensor: str, what: str) -> StorageError:
-    return StorageError(
-        f"the checkpoint {path} belongs to another model: {tensor}: {what}; "
-        "use the model settings it was made with, or start a new run"
-    )
+def _read_checked(file: Path, entry: Entry) -> bytes:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise Damaged(f"the checkpoint file {file} cannot be read: {error}") from error
+    if len(data) != entry.size:
+        raise Damaged(f"the checkpoint file {file} has {len(data)} bytes, expected {entry.size}")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise Damaged(f"the checkpoint file {file} is damaged: its SHA-256 differs from the manifest")
+    return data

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,18 +34,22 @@ from common.nouns import Tree, Version
 from common.rundir import RunDir
 from common.traffic import TRAFFIC
 from common.usage import usage
+from learner.assembly import assembly
+from learner.backend.group import given_rank, open_group
+from learner.backend.worker import Ranks, run_rank
 from learner.controls import shuffle_rewards
 from learner.intake import Intake, Stop
 from learner.link import AllocatorLink, Dismissed, Event
-from learner.policy import model_files, use_threads
+from learner.lora import PolicyFiles
+from learner.policy import use_threads
 from learner.publish import VersionStore
 from learner.queue import TreeQueue
 from learner.report import Stopwatch, log_step, step_metrics
 from learner.rows import Clock
 from learner.savings import Savings
 from learner.serve import WeightsServer
-from learner.start import Start, start_run
-from learner.update import Updater, UpdateReport
+from learner.start import Start, origin_of, start_run
+from learner.update import UpdateReport
 
 LOG = logging.getLogger("treeward.learner")
 ROLE = "learner"
@@ -63,42 +68,49 @@ def run_learner(config: Config, rundir: RunDir) -> int:
         PeerLost: the allocator is gone for longer than cluster.connect_timeout_s.
         ConfigError, SecurityError: an endpoint cannot be bound.
     """
-    setup_logs(ROLE, rundir.log_file(ROLE), run=rundir.id)
+    settings, build = config.learner.backend, assembly(config, rundir)
     use_threads(1 if config.deterministic else None)
-    with rundir.lock(ROLE), ExitStack() as stack:
-        learner = Learner(config, rundir, start_run(config, rundir), stack)
+    if (rank := given_rank()) > 0:
+        name = f"{ROLE}-rank{rank}"
+        setup_logs(name, rundir.log_file(name), run=rundir.id)
+        return run_rank(settings, rundir.log_file(ROLE).parent, build)
+    setup_logs(ROLE, rundir.log_file(ROLE), run=rundir.id)
+    with rundir.lock(ROLE), open_group(settings, rundir.log_file(ROLE).parent) as group, ExitStack() as stack:
+        start = start_run(config, rundir)
+        ranks = Ranks(group, build, start.folder, resumed=start.resumed)
+        learner = Learner(config, rundir, start, ranks, stack)
         with stop_on_signals(learner.stop):
-            return learner.run()
+            code = learner.run()
+        ranks.end()
+        return code
 
 
 class Learner:
     """One start of the learner: its neighbours, and the loop."""
 
-    def __init__(self, config: Config, rundir: RunDir, start: Start, stack: ExitStack) -> None:
+    def __init__(
+        self, config: Config, rundir: RunDir, start: Start, ranks: Ranks[UpdateReport], stack: ExitStack
+    ) -> None:
         settings = config.learner
         self._config, self._settings, self._start, self._rundir = config, settings, start, rundir
         self._version = start.version
         self._sender = new_sender(ROLE)
         self._watch = Stopwatch()
         self._events: SimpleQueue[Event | Stop] = SimpleQueue()
-        self._updater = Updater(
-            start.model,
-            start.optimizer,
-            settings,
-            temperature=config.engine.temperature,
-            deterministic=config.deterministic,
-            seed=config.seed,
-        )
+        self._ranks = ranks
+        self._policy_files = PolicyFiles(ranks.backend.model, start.tokenizer, start.folder, settings.lora)
+        self._files: dict[str, bytes] = {}
+        self._files_of: Version | None = None
         self._savings = Savings(
             rundir.checkpoints,
-            start.model,
-            start.optimizer,
-            start.tokenizer,
+            self._files_to_save,
             every=1 if config.deterministic else settings.checkpoint_every,
             keep=settings.keep_checkpoints,
             config_hash=config_hash(config),
+            origin=partial(origin_of, config, rundir),
             trained=start.trained,
             resumed=start.resumed_at,
+            saved=start.version if start.resumed else None,
         )
         self._journal = stack.enter_context(JournalWriter(rundir.learner_journal))
         self._metrics = MetricsClient(
@@ -166,7 +178,7 @@ class Learner:
         if self._settings.shuffle_rewards:
             batch = shuffle_rewards(trees, self._config.seed, step)
         with self._watch.timed("train_s"):
-            report = self._updater.update(batch, self._clock)
+            report = self._ranks.update(batch, self._clock)
         if not report.applied:
             skipped, parts = report.minibatches_skipped, report.minibatches
             what = f"the gradient of {skipped} of {parts} parts of the batch is not finite"
@@ -195,11 +207,21 @@ class Learner:
             self._journal.flush(sync=True)
         return safe
 
+    def _files_to_save(self) -> dict[str, bytes]:
+        """The current policy's files, and the optimiser's of every rank."""
+        return {**self._current_files(), **self._ranks.state_files()}
+
+    def _current_files(self) -> dict[str, bytes]:
+        """The files of the current version; made once, since gathering the weights takes all ranks."""
+        if self._files_of != self._version:
+            self._files = self._policy_files.of(self._ranks.full_weights())
+            self._files_of = self._version
+        return self._files
+
     def _publish(self) -> None:
         """Serve the current weights and announce them."""
         with self._watch.timed("publish_s"):
-            files = model_files(self._start.model, self._start.tokenizer)
-            self._server.announce(self._store.publish(self._version, files))
+            self._server.announce(self._store.publish(self._version, self._current_files()))
 
     def _tell(self, trees: Sequence[Tree], report: UpdateReport, safe: Sequence[int] | None) -> None:
         """Tell the allocator, the tracker and the person what was done."""

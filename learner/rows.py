@@ -63,6 +63,9 @@ class Row:
     """`[T]`; 0 where this branch does not train the token."""
     lags: Ints
     """`[T]` updates since the token was sampled; `NO_LAG` where not sampled."""
+    nodes: Ints
+    """`[T]` node of the tree that each token belongs to: equal numbers stand together and are one turn. What
+    two rows of a tree hold of the same node is the same, from its first token on."""
 
     @property
     def length(self) -> int:
@@ -108,8 +111,9 @@ class _Span:
 
 
 def build_rows(
-    tree: Tree, credits: Sequence[BranchCredit], node_weight: NodeWeight, clock: Clock, counts: RowCounts
-) -> list[Row]:
+    tree: Tree, credits: Sequence[BranchCredit], node_weight: NodeWeight, clock: Clock, counts: RowCounts,
+    trains_unpaid: bool = False,
+) -> list[Row]:  # fmt: skip
     """Rows of a tree's branches in the tree's order; those with nothing to train are counted and left out.
 
     Args:
@@ -118,6 +122,7 @@ def build_rows(
         node_weight: what a token that several branches share is worth in each of them.
         clock: ages tokens; older than K is context.
         counts: added to in place.
+        trains_unpaid: whether branches that are paid exactly zero are trained all the same (a KL term, say).
     """
     spans = [_span(node, clock) for node in tree.nodes]
     sharing = _branches_below(tree, credits)
@@ -126,7 +131,7 @@ def build_rows(
     for credit in credits:
         shares = _shares(tree, credit, node_weight, sharing)
         row = _row(tree, credit, shares, spans, clock.max_lag)
-        nodes = trained if row.has_gradient() else uncontrasted
+        nodes = trained if trains_unpaid or row.has_gradient() else uncontrasted
         nodes.update(node.index for node, share in zip(credit.turns, shares, strict=True) if share)
         if row.trained.any():
             rows.append(row)
@@ -191,6 +196,7 @@ def _row(
     trained = np.zeros(total, np.bool_)
     behaviour, advantages, weights = (np.zeros(total, np.float32) for _ in range(3))
     lags = np.full(total, NO_LAG, np.int64)
+    nodes = np.repeat([ROOT, *(node.index for node in credit.turns)], lengths).astype(np.int64)
     turns = zip(starts[1:], credit.turns, credit.advantages, shares, strict=False)
     for start, node, advantage, share in turns:
         span = spans[node.index]
@@ -202,6 +208,7 @@ def _row(
     return Row(
         tree.id, credit.continuation.number,
         tokens[:end], trained[:end], behaviour[:end], advantages[:end], weights[:end], lags[:end],
+        nodes[:end],
     )  # fmt: skip
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-
-import torch
-from transformers import PreTrainedModel
 
 from common.errors import StorageError
 from common.logs import fields
 from common.nouns import Version
-from common.tokenizer import WordTokenizer
 from learner.checkpoint import save_checkpoint
-from learner.state import RunState, capture_random, to_ranges
+from learner.state import Origin, RunState, capture_random, to_ranges
 
 LOG = logging.getLogger("treeward.learner.checkpoint")
 
@@ -27,30 +24,34 @@ class Savings:
 
     Args:
         folder: where checkpoints go.
+        files: makes the files of the current weights and of every rank's optimiser (`learner.checkpoint`).
         every: steps between two of them; the last step is always saved.
         keep: newest ones kept.
+        config_hash: of the settings that all roles share.
+        origin: what makes them, asked at each save.
         trained: trees in the weights already, from the checkpoint this run resumed from.
         resumed: step at which each lineage up to the current one resumed.
+        saved: version that the newest checkpoint holds, if this start resumed from it.
     """
 
     def __init__(
         self,
         folder: Path,
-        model: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
-        tokenizer: WordTokenizer,
+        files: Callable[[], Mapping[str, bytes]],
         *,
         every: int,
         keep: int,
         config_hash: str,
+        origin: Callable[[], Origin] = Origin,
         trained: Iterable[int] = (),
         resumed: Iterable[int] = (0,),
+        saved: Version | None = None,
     ) -> None:
-        self._folder, self._model, self._optimizer, self._tokenizer = folder, model, optimizer, tokenizer
+        self._folder, self._files, self._origin = folder, files, origin
         self._every, self._keep, self._config_hash = every, keep, config_hash
         self._trained, self._resumed = set(trained), list(resumed)
         self._unsaved: list[int] = []
-        self._saved: Version | None = None
+        self._saved = saved
         self.failures = 0
         """Saves that failed since the last that did not."""
 
@@ -76,9 +77,11 @@ class Savings:
             config_hash=self._config_hash,
             random=capture_random(),
             resumed=self._resumed,
+            saved_at=time.time(),
+            origin=self._origin(),
         )
         try:
-            save_checkpoint(self._folder, state, self._model, self._optimizer, self._tokenizer, self._keep)
+            save_checkpoint(self._folder, state, self._files(), self._keep)
         except StorageError as error:
             self.failures += 1
             LOG.error("%s", error, extra=fields("checkpoint_failed", failures=self.failures))

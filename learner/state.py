@@ -30,8 +30,28 @@ class RandomStates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: bytes
 
 
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What made a checkpoint. All is empty in checkpoints of format 1."""
+
+    config: dict[str, Any] = {}
+    """The resolved settings, by section."""
+    packages: dict[str, str] = {}
+    """Versions of what computes, by name."""
+    commit: str = ""
+    """Of the sources, where they are a git checkout."""
+    mlflow_run: str = ""
+    """Where the run is recorded, once it is."""
+
+
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a run stands."""
+    """Where a run stands.
+
+    There is no cursor into a data set: a tree's number is its task, and the allocator hands numbers out. What
+    stands for one is the trees inside, and `highest` of them. Nor is there the allocator's place: it keeps
+    its own journal and snapshots, with half-grown trees and the success predictor, and may be ahead of any
+    checkpoint. What ties the two is the learner's hello: its version says which updates survive, the
+    allocator delivers again what it has not heard to be inside, and is told of trees that are.
+    """
 
     lineage: Count
     step: Count
@@ -42,6 +62,14 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resumed: Annotated[list[Count], Meta(max_length=MAX_RANGES)] = []
     """Step at which each lineage up to this one resumed (`common.staleness.policy_lag`); empty in checkpoints
     made before this was kept."""
+    saved_at: float = 0.0
+    """Seconds since 1970 by the learner's clock; 0 in checkpoints of format 1."""
+    origin: Origin = Origin()
+
+    @property
+    def highest(self) -> int:
+        """The highest number of a tree inside; −1 = there is none."""
+        return self.trained[-1][1] if self.trained else -1
 
     @property
     def version(self) -> Version:

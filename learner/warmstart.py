@@ -31,10 +31,10 @@ from common.nouns import ROOT, Tree, ids
 from common.rundir import RunDir
 from common.seeds import derive_seed
 from common.tokenizer import WordTokenizer
-from learner.batching import cut, pack
+from learner.backend.optimizer import adamw
+from learner.batching import micro_batches
 from learner.policy import build_model, load_model, model_files, token_logprobs, use_threads
 from learner.rows import Row
-from learner.update import make_optimizer
 
 LOG = logging.getLogger("treeward.warmstart")
 ROLE = "warmstart"
@@ -126,14 +126,18 @@ def supervised_rows(tree: Tree) -> list[Row]:
         mask = np.concatenate(masks).astype(np.bool_)
         if mask.any():
             end = int(np.flatnonzero(mask)[-1]) + 1
-            rows.append(_row(tree, leaf.number, np.concatenate(parts)[:end], mask[:end]))
+            lengths = [len(node.turn.action + node.turn.observation) // 4 for node in path]
+            nodes = np.repeat([node.index for node in path], lengths)
+            rows.append(_row(tree, leaf.number, np.concatenate(parts)[:end], mask[:end], nodes[:end]))
     return rows
 
 
-def _row(tree: Tree, number: int, tokens: np.ndarray, mask: np.ndarray) -> Row:
+def _row(tree: Tree, number: int, tokens: np.ndarray, mask: np.ndarray, nodes: np.ndarray) -> Row:
     zeros = np.zeros(len(tokens), np.float32)
     lags = np.zeros(len(tokens), np.int64)
-    return Row(tree.id, number, tokens.astype(np.int64), mask, zeros, zeros, mask.astype(np.float32), lags)
+    return Row(
+        tree.id, number, tokens.astype(np.int64), mask, zeros, zeros, mask.astype(np.float32), lags, nodes
+    )
 
 
 def train_supervised(
@@ -145,7 +149,7 @@ def train_supervised(
     Deterministic for a budget in steps: equal seeds, rows and settings give equal weights.
     """
     settings, step_losses = config.warmstart, list[float]()
-    optimizer = make_optimizer(model, config.learner.optimizer)
+    optimizer = adamw(model, config.learner.optimizer)
     for group in optimizer.param_groups:
         group["lr"] = settings.lr
     model.eval()
@@ -186,12 +190,8 @@ def _supervised_loss(
     """Accumulate the gradient of one batch; returns its loss. Divided once, by the batch's action tokens."""
     tokens = sum(int(rows[index].trained.sum()) for index in chosen)
     total = 0.0
-    parts = cut([rows[index].length for index in chosen], config.learner.micro_batch_tokens)
-    for part in parts:
-        batch = pack(rows, [chosen[place] for place in part])
-        found = token_logprobs(
-            model, batch.ids_BT, batch.rows_N, batch.columns_N, batch.targets_N, config.engine.temperature
-        )
+    for batch in micro_batches(rows, chosen, config.learner.micro_batch_tokens):
+        found = token_logprobs(model, batch, config.engine.temperature)
         loss = -found.logprobs.sum() / tokens
         loss.backward()
         total += float(loss.detach())

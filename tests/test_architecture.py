@@ -40,7 +40,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("actors/engines/", "learner/"),
     "transformers": ("actors/engines/", "learner/"),
     "vllm": ("actors/engines/",),
-    "deepspeed": ("learner/",),
+    "deepspeed": ("learner/backend/deepspeed_backend.py",),
+    "peft": ("learner/lora.py",),
     "ray": (),  # no role uses it yet; the first file that does is named here
     "gymnasium": ("envs/",),
     "mlflow": ("common/tracking*",),
@@ -61,7 +62,7 @@ NEVER_CALLED_METHODS = ("send_pyobj", "recv_pyobj")
 NEVER_PASSED_TRUE = ("shell", "allow_pickle")
 
 LIGHT_ROOMS = ("common", "allocator", "envs")
-HEAVY = ("torch", "vllm", "ray", "deepspeed")
+HEAVY = ("torch", "vllm", "ray", "deepspeed", "peft")
 HEAVY_FOR_RUN = (*HEAVY, "transformers", "mlflow", "gymnasium")
 
 EVERYWHERE = [*FORBIDDEN_PACKAGES, "benchmarks"]

@@ -16,6 +16,7 @@ from common.config import (
     CREDITS,
     ENGINES,
     ENVIRONMENTS,
+    GROUP_FILTERS,
     HELD_OUT,
     LOSSES,
     RULES,
@@ -23,6 +24,7 @@ from common.config import (
     Config,
 )
 from common.config_allocator import PREDICTORS
+from common.config_backend import BACKENDS
 from common.errors import ConfigError
 from common.nouns import TaskId
 from common.settings import NAMED_GROUPS, convert, overrides, settings, to_text
@@ -63,7 +65,18 @@ def test_every_group_has_a_default_that_exists() -> None:
 
 
 def test_what_is_implemented_is_what_can_be_chosen() -> None:
-    names = (ENVIRONMENTS, ENGINES, BUDGETS, PREDICTORS, RULES, CREDITS, LOSSES, BEHAVIOUR_WEIGHTS)
+    names = (
+        ENVIRONMENTS,
+        ENGINES,
+        BUDGETS,
+        PREDICTORS,
+        RULES,
+        BACKENDS,
+        CREDITS,
+        GROUP_FILTERS,
+        LOSSES,
+        BEHAVIOUR_WEIGHTS,
+    )
     for group, valid in zip(NAMED_GROUPS, names, strict=True):
         assert set(valid) <= set(GROUPS[group]), (
             f"{group}: every name is also an option, so that a run can be reopened"

@@ -73,7 +73,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("+seed=1", ("cannot read '+seed=1'", "write seed=value")),
     ("~seed=1", ("write seed=value",)),
     ("experiment=smok", ("experiment must be one of", "'smok'", "did you mean 'smoke'?")),
-    ("learner/credit=gpro", ("learner/credit must be one of granted, grpo", "did you mean 'grpo'?")),
+    ("learner/credit=gpro", ("learner/credit must be one of", "did you mean 'grpo'?")),
     ("allocator/rule=ucb", ("allocator/rule must be one of", "'ucb'")),
     ("allocator.rule=random", ("write allocator/rule=random",)),
     ("allocator.rule.name=random", ("write allocator/rule=random",)),
@@ -111,6 +111,10 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("model.path=no/such", ("model.path must be a folder with a saved model", "'no/such'", "no such folder")),
     ("role=learner", ("run must be a run directory for role=learner", "got ''")),
     ("role=audit run=nowhere", ("nowhere is not a run directory",)),
+    ("seed=null", ("seed must be a whole number", "'null'")),
+    ("seed=", ("seed must be a whole number", "''")),
+    ("resume=gone", ("resume must be the directory of a run, got 'gone'", "there is nothing")),
+    ("resume=x run=y", ("resume=x names the run already", "leave run=y out")),
     ("role=replay", ("run must be a run directory for role=replay", "got ''")),
     ("role=replay run=nowhere", ("nowhere is not a run directory",)),
     ("role=replay run=x node=tree=5", ("replay.node must be tree=<number>/node=<number>", "'tree=5'")),
@@ -244,6 +248,59 @@ def test_a_run_that_exists_is_the_base_and_the_command_line_goes_on_top(tmp_path
     assert (config.seed, config.env.size, config.role) == (5, 5, Role.LEARNER)
     assert config.learner.optimizer.lr == 1e-05 and config.learner.steps == 4
     assert config.allocator.rule.chains == 1 and config.allocator.rule.expansions == 5
+
+
+def resumable(path: Path, *words: str) -> str:
+    RunDir.create(path.parent, path.name).config_file.write_text(run.to_yaml(compose(*words)))
+    return f"resume={path}"
+
+
+def test_resuming_takes_the_runs_settings_and_what_may_differ_from_the_command_line(
+    tmp_path: Path, started: list[Config]
+) -> None:
+    word = resumable(tmp_path / "r", "experiment=smoke", "seed=5", "learner/credit=grpo", "learner.steps=9")
+    assert run.main([word, "learner.steps=12", "cluster.actors=7", "tracking=none"]) == 0
+    (config,) = started
+    assert config.role is Role.LOCAL and config.run == config.resume == str(tmp_path / "r")
+    assert (config.seed, config.learner.credit.name) == (5, "grpo")
+    assert (config.learner.steps, config.cluster.actors, config.tracking.enabled) == (12, 7, False)
+
+
+def test_a_setting_that_is_emptied_stays_empty_when_it_is_recorded_and_taken_up_again(tmp_path: Path) -> None:
+    """prime-rl #2981: an override to nothing was left out of what was written, and the old value came back."""
+    resumable(tmp_path / "r", "experiment=smoke", "tracking.uri=http://h:1")
+    again = compose(f"resume={tmp_path / 'r'}", "tracking.uri=")
+    assert again.tracking.uri == ""
+    (tmp_path / "r" / "config.yaml").write_text(run.to_yaml(again))
+    assert compose(f"resume={tmp_path / 'r'}").tracking.uri == ""
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["env.size=5", "seed=1"], ("seed must be 5, got 1", "env.size must be 3, got 5")),
+        (["allocator/rule=flat"], ("allocator.rule.name must be random, got flat",)),
+        (["learner.steps=2"], ("learner.steps must be 4 or more, got 2",)),
+        (["role=learner"], ("resume must be left out unless role=local",)),
+        (["experiment=smoke"], ("experiment=smoke cannot be laid over",)),
+    ],
+)
+def test_what_must_not_differ_is_told_before_anything_starts(
+    words: list[str], parts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    started: list[object],
+) -> None:  # fmt: skip
+    word = resumable(tmp_path / "r", "experiment=smoke", "seed=5", "learner.steps=4")
+    before = sorted(tmp_path.rglob("*"))
+    assert run.main([word, *words]) == 2
+    error = capsys.readouterr().err
+    assert all(part in error for part in parts) and error.count("\n") == 1, error
+    assert not started and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_no_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r").mkdir()
+    assert run.main([f"resume={tmp_path / 'r'}"]) == 2
+    assert "it has no run.json" in capsys.readouterr().err
 
 
 def test_what_belongs_to_one_process_is_not_taken_over_from_a_run(tmp_path: Path) -> None:

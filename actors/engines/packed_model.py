@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.engines import packed_attention
+from actors.engines.adapter import with_adapter
 from actors.engines.base import Ids
 from actors.engines.packed_attention import KeyValueStore, Positions, StepPlan
 from actors.engines.sampling import projection
@@ -101,7 +102,7 @@ class PackedModel:
         return (self._head_input[0, rows] @ self._projection).numpy()
 
     def read_weights(self, directory: Path) -> Tensors:
-        """Read and check the weights in a directory; touches nothing.
+        """Read and check the weights in a directory, an adapter's added; touches nothing.
 
         Raises:
             EngineError: other architecture, or names, shapes, types or values that do not fit; the
@@ -119,7 +120,7 @@ class PackedModel:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} is no readable safetensors file: {error}") from error
-        return self._checked(path, tensors)
+        return self._checked(path, with_adapter(directory, tensors))
 
     def _checked(self, path: Path, tensors: Tensors) -> Tensors:
         state: Tensors = self._model.state_dict()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from common.config_learner import CreditConfig
 from common.nouns import Tree
-from learner.credit.base import BranchCredit, branch_turns, returns_by_owner, turn_baselines
+from learner.credit.base import BranchCredit, Evidence, branch_turns, returns_by_owner, turn_baselines
 
 
-def granted(tree: Tree, settings: CreditConfig) -> list[BranchCredit]:
+def granted(tree: Tree, settings: CreditConfig, evidence: Evidence) -> list[BranchCredit]:
     """A_t = R − b_t, weight as granted.
 
     R is the return of the continuation that sampled the turn, from its own first turn on. For the branch's
@@ -22,7 +22,7 @@ def granted(tree: Tree, settings: CreditConfig) -> list[BranchCredit]:
     depends on the company a path had, and its own turns are paid for their effect on it alone. See REINFORCE
     with a state-dependent baseline (Sutton & Barto 2018, §13.4).
     """
-    del settings  # has no constants
+    del settings, evidence  # nothing but the tree
     baselines = turn_baselines(tree)
     credits = []
     for continuation in tree.continuations:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.config_learner import WeightConfig
+from common.config_learner import ProximalPolicy, WeightConfig
 from learner.loss.base import ratio, replace_masked
-from learner.weight.base import BehaviourWeight, TokenWeight
+from learner.weight.base import BehaviourWeight, TokenWeight, batch_start
 
 
 def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightConfig) -> TokenWeight:
@@ -25,4 +25,32 @@ def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightCon
     return TokenWeight(torch.where(above, torch.zeros_like(full), full), above & mask)
 
 
-DECOUPLED = BehaviourWeight(proximal=True, weigh=weigh)
+def proximal_of(
+    current: Tensor, behaviour: Tensor, lags: Tensor, recomputed: Tensor | None, settings: WeightConfig
+) -> Tensor:
+    """The policy at the start of the batch: recomputed, or interpolated where the settings say so."""
+    if settings.proximal is ProximalPolicy.INTERPOLATED:
+        return interpolated(current, behaviour, lags)
+    return batch_start(current, behaviour, lags, recomputed, settings)
+
+
+def interpolated(current: Tensor, behaviour: Tensor, lags: Tensor) -> Tensor:
+    """log π_prox ≈ log μ + α (log π_θ − log μ), α = lag / (lag + 1): no second forward pass.
+
+    AReaL's `loglinear` ("Proximal Log-Probability Approximation" in its documentation) takes
+    α = (v_prox − v_behave) / (v_θ − v_behave) with v_prox = v_θ − 1: log-probabilities are taken to move by
+    the same amount in each update. Our lag counts from the weights at the start of the batch, which are the
+    proximal ones, so v_prox − v_behave = lag, and π_θ is on its way to the next version, v_prox + 1: the line
+    from μ to π_θ is lag + 1 updates long, and the proximal policy lies lag updates along it. A token sampled
+    by the proximal policy itself has lag 0, hence α = 0 and π_prox = μ.
+
+    r · w = (π_θ / π_prox) (π_prox / μ) = π_θ / μ whatever α is: only where clip and cap fall is approximate.
+    π_θ is taken to be a whole update ahead from the first minibatch on; before the first step of a batch r is
+    (π_θ / μ)^(1 / (lag + 1)) where a recomputed proximal policy gives exactly 1.
+    """
+    behaviour = behaviour.detach()
+    lag = lags.clamp(min=0).to(behaviour.dtype)
+    return behaviour + lag / (lag + 1) * (current.detach() - behaviour)
+
+
+DECOUPLED = BehaviourWeight("decoupled", proximal=True, proximal_of=proximal_of, weigh=weigh)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from common.config_learner import WeightConfig
 from learner.loss.base import ratio, replace_masked
-from learner.weight.base import BehaviourWeight, TokenWeight
+from learner.weight.base import BehaviourWeight, TokenWeight, batch_start
 
 
 def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightConfig) -> TokenWeight:
@@ -24,4 +24,4 @@ def weigh(proximal: Tensor, behaviour: Tensor, mask: Tensor, settings: WeightCon
     return TokenWeight(torch.clamp(full, max=settings.cap), (full > settings.cap) & mask)
 
 
-TIS = BehaviourWeight(proximal=True, weigh=weigh)
+TIS = BehaviourWeight("tis", proximal=True, proximal_of=batch_start, weigh=weigh)

@@ -266,3 +266,22 @@ def test_a_damaged_hint_is_counted_and_ignored(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert puller_failed[0] >= 1
+
+
+def test_a_file_that_the_version_in_use_has_too_is_linked_and_not_fetched_again(tmp_path: Path) -> None:
+    """Under adapters the base is the same in every version."""
+
+    async def scenario() -> None:
+        async with FakeWeights(chunk=50) as server, Pulling(tmp_path) as pulling:
+            for version, mark in ((V1, b"a"), (V2, b"b"), (V3, b"c")):
+                server.add(version, model_safetensors=b"base" * 30, adapter_model_safetensors=mark * 30)
+                pulling.puller.want(version, server.endpoint)
+                await pulling.until_held(version)
+            found = [contents["model.safetensors"] for _, contents in pulling.installed.contents]
+            assert found == [b"base" * 30] * 3
+            chunks = [request for request in server.asked if isinstance(request, GetChunk)]
+            assert {chunk.version for chunk in chunks if chunk.file == "model.safetensors"} == {V1}
+            last = pulling.installed.contents[-1][1]
+            assert b"c" * 30 in last.values() and pulling.puller.reused == 2
+
+    asyncio.run(scenario())

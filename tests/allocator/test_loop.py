@@ -606,7 +606,7 @@ def test_a_run_that_is_over_is_refused_in_one_sentence(tmp_path: Path) -> None:
         assert served.ended() == 0
     finally:
         served.close()
-    with pytest.raises(StorageError, match="run has been trained already: start a new run"):
+    with pytest.raises(StorageError, match="run has been trained already: resume="):
         run_allocator(config, served.rundir)
 
 

@@ -52,7 +52,17 @@ from common.config_allocator import (
 )
 from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter, read_journal
-from common.messages import Bye, Expanded, Failed, Heartbeat, Hello, Message, Revoke, TreeReady
+from common.messages import (
+    Bye,
+    Committed,
+    Expanded,
+    Failed,
+    Heartbeat,
+    Hello,
+    Message,
+    Revoke,
+    TreeReady,
+)
 from common.nouns import LeaseId, Turn, TurnStatus, Version
 from common.predictors import make_predictor
 from tests.allocator.harness import LEARNER, Rig, hello, small
@@ -467,7 +477,7 @@ def test_a_run_that_is_over_is_not_taken_up(tmp_path: Path, caplog: pytest.LogCa
     assert mortal.core.ending == Exit(0, "the run is complete") and mortal.core.live_leases == 0
     mortal.journal.append("end", in_flight_trees=[], in_flight_leases=[])
     mortal.journal.flush(sync=False)
-    with pytest.raises(StorageError, match="run has been trained already: start a new run"):
+    with pytest.raises(StorageError, match="run has been trained already: resume="):
         mortal.kill(mortal.core.state.now)
     assert "snapshot" not in caplog.text, "it knows that from the newest one"
 
@@ -560,12 +570,12 @@ def test_damage_in_the_journal_behind_the_snapshot_stops_with_its_place(tmp_path
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    rig = Rig(small(decisive={"learner.steps": "3", "seed": "0"}))
+    rig = Rig(small(decisive={"learner.batch_trees": "3", "seed": "0"}))
     mortal = Mortal(
         lambda: AllocatorCore(rig.core.state.settings, rig.core.state.rule, rig.core.state.budget), tmp_path
     )
-    rig.core.state.settings = small(decisive={"learner.steps": "4", "seed": "0"})
-    with pytest.raises(ConfigError, match=r"learner\.steps must be 3, with which this run was begun, got 4"):
+    rig.core.state.settings = small(decisive={"learner.batch_trees": "4", "seed": "0"})
+    with pytest.raises(ConfigError, match=r"batch_trees must be 3, with which this run was begun, got 4"):
         mortal.kill(1.0)
 
 
@@ -634,3 +644,97 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_counted(
     snapshots.take(mortal.core, 1, 0.0)
     snapshots.close()
     assert snapshots.failed == 1 and "no snapshot was taken" in caplog.text
+
+
+# ------------------------------------------------------------------------------------- more updates than before
+
+
+def to_the_end(folder: Path, steps: int) -> tuple[Rig, Mortal]:
+    """A run of `steps` updates of two trees each, complete."""
+    rig = Rig(small(steps=steps, decisive={"learner.steps": str(steps)}))
+    rule, budget = rig.core.state.rule, rig.core.state.budget
+    mortal = Mortal(lambda: AllocatorCore(rig.core.state.settings, rule, budget), folder)
+    settings = mortal.core.state.settings
+    mortal.fresh = lambda: AllocatorCore(settings, make_rule(RuleConfig()), budget)
+    rig.core, rig.check_law = mortal, False  # type: ignore[assignment]
+    train(rig, 0, steps)
+    return rig, mortal
+
+
+def train(rig: Rig, done: int, steps: int, process: str = "1") -> None:
+    """The updates from `done` to `steps`, and the learner's goodbye; each process under another name."""
+    learner = rig.learner(step=done, lineage=int(process) - 1, incarnation=process)
+    rig.actor(actor := f"a/{process}")
+    for step in range(done + 1, steps + 1):
+        rig.work(actor)
+        trees = [message.tree.id for message in rig.take(learner, TreeReady)]
+        assert trees == [2 * step - 2, 2 * step - 1]
+        rig.consume(trees, step, int(process) - 1, learner)
+        rig.say(learner, Committed(Version(int(process) - 1, step), trees))
+    rig.work(actor)
+    rig.say(learner, Bye(0, "all steps are done"))
+
+
+@pytest.mark.parametrize("snapshots", [0, 5])
+def test_a_complete_run_goes_on_when_it_is_to_make_more_updates(tmp_path: Path, snapshots: int) -> None:
+    rig, mortal = to_the_end(tmp_path, 2)
+    assert mortal.core.ending is not None and mortal.core.state.delivery.opened == 4
+    mortal.journal.append("end", in_flight_trees=[], in_flight_leases=[])
+    mortal.journal.flush(sync=False)
+    with pytest.raises(StorageError, match="has been trained already"):
+        recover(mortal.fresh, mortal.rundir)
+    begun = mortal.fresh
+    for steps in (3, 5):
+        more = begun().state.settings.changed({"learner.steps": str(steps)})
+        mortal.fresh = lambda s=more: AllocatorCore(s, make_rule(RuleConfig()), begun().state.budget)  # type: ignore[misc]
+        mortal.snapshot_every = snapshots
+        mortal.kill(rig.now)
+        assert mortal.core.ending is None
+        train(rig, {3: 2, 5: 3}[steps], steps, process=str(steps))
+        assert mortal.core.audit() == []
+        assert mortal.core.state.delivery.committed == 2 * steps
+    # A replay, under whichever number of updates, meets the changes where the processes made them.
+    assert replay(begun(), mortal.records()) == replay(mortal.fresh(), mortal.records()) == []
+
+
+def test_a_run_is_not_taken_up_with_fewer_updates(tmp_path: Path) -> None:
+    _, mortal = to_the_end(tmp_path, 2)
+    fewer = mortal.core.state.settings.changed({"learner.steps": "1"})
+    mortal.fresh = lambda: AllocatorCore(fewer, make_rule(RuleConfig()), mortal.core.state.budget)
+    with pytest.raises(ConfigError, match=r"learner\.steps must be 2 or more.*got 1"):
+        mortal.kill(1.0)
+
+
+def test_waits_may_change_between_two_processes(tmp_path: Path) -> None:
+    rig = Rig(small(decisive={"cluster.dead_after_s": "10.0"}))
+    settings, rule, budget = rig.core.state.settings, rig.core.state.rule, rig.core.state.budget
+    mortal = Mortal(lambda: AllocatorCore(settings, rule, budget), tmp_path)
+    longer = settings.changed({"cluster.dead_after_s": "25.0"})
+    mortal.fresh = lambda: AllocatorCore(longer, rule, budget)
+    mortal.kill(1.0)
+    assert mortal.core.state.settings.dead_after_s == mortal.core.state.delivery.settings.dead_after_s == 25.0
+    starts = [record.fields["settings"] for record in mortal.records() if record.kind == "start"]
+    assert [each["cluster.dead_after_s"] for each in starts] == ["10.0", "25.0"]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_after_allocator_and_learner_were_resumed_no_burst_of_trees_is_opened(
+    tmp_path: Path, lag: int
+) -> None:
+    """AReaL #1345: the version was restored, what had been accepted was not, and stale work piled up."""
+    rig = Rig(small(steps=20, max_policy_lag=lag))
+    settings, rule, budget = rig.core.state.settings, rig.core.state.rule, rig.core.state.budget
+    mortal = Mortal(lambda: AllocatorCore(settings, rule, budget), tmp_path)
+    rig.core, rig.check_law = mortal, False  # type: ignore[assignment]
+    opened = []
+    for process in range(3):
+        learner = rig.learner(step=process, lineage=process, incarnation=str(process))
+        rig.actor(f"a/{process}", slots=64)
+        rig.work(f"a/{process}")
+        trees = [message.tree.id for message in rig.take(learner, TreeReady)][:2]
+        rig.consume(trees, process + 1, process, learner)
+        rig.say(learner, Committed(Version(process, process + 1), trees))
+        rig.work(f"a/{process}")
+        opened.append(mortal.core.state.delivery.opened)
+        mortal.kill(rig.now)
+    assert opened == [(step + lag + 1) * 2 for step in (1, 2, 3)], "(step + K + 1) batches, and none again"

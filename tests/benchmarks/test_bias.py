@@ -27,11 +27,13 @@ def test_granted_has_no_bias_for_the_objective_that_is_run(item: Arm, predictor:
         taught(predictor),
         {
             "granted": lambda tree, world: expected_gradient(tree, world, "granted", NodeWeight.GRANTED),
+            "vtrace": lambda tree, world: expected_gradient(tree, world, "tree_vtrace", NodeWeight.GRANTED),
             "run": run_gradient,
             "environment": bias.environment_gradient,
         },
     )
     assert bias.bias(totals["granted"], totals["run"], scaled=False) < NONE
+    assert bias.bias(totals["vtrace"], totals["run"], scaled=False) < NONE, "on policy it is Monte-Carlo"
     apart = bias.bias(totals["run"], totals["environment"], scaled=False)
     if item.rule.name in ("patr", "igrpo"):
         assert apart > 0.01, "they stop paths: their objective is not the environment's"
@@ -83,13 +85,27 @@ def test_weights_and_baselines_that_know_the_outcome_are_seen(name: str, wrong: 
     assert bias.bias(totals["wrong"], totals["run"], scaled=True) > 0.01
 
 
-def test_the_published_estimator_is_biased_where_branching_looks_at_outcomes() -> None:
-    found = {
-        str(row["node_weight"]): row
-        for row in bias.measure(arm("trace"), "history")
-        if row["credit"] == "grpo"
+def test_the_published_estimators_are_biased_where_branching_looks_at_outcomes() -> None:
+    rows = bias.measure(arm("uucb, running"), "history")
+    for credit in ("grpo", "dr_grpo", "rloo", "edge"):
+        assert bias.greatest(rows, credit) > 0.01, credit
+    assert bias.greatest(rows, "granted") < NONE
+
+
+def test_without_branching_leaving_one_out_has_no_bias_and_a_plain_mean_only_a_smaller_scale() -> None:
+    estimates = {
+        credit: (
+            lambda tree, world, credit=credit: expected_gradient(tree, world, credit, NodeWeight.GRANTED)
+        )
+        for credit in ("rloo", "edge", "dr_grpo")
     }
-    assert float(str(found["leaf_share"]["bias_run"])) > 0.01
+    totals = expectations(arm("flat"), taught("history"), {**estimates, "run": run_gradient})  # type: ignore[dict-item]
+    run = totals["run"]
+    assert bias.bias(totals["rloo"], run, scaled=False) < NONE
+    assert bias.bias(totals["edge"], run, scaled=False) < NONE
+    # Of three branches the mean holds a third of the branch itself.
+    assert bias.bias(totals["dr_grpo"], run, scaled=False) == pytest.approx(1 / 3, abs=1e-5)
+    assert bias.bias(totals["dr_grpo"], run, scaled=True) < NONE
 
 
 def test_a_tree_of_which_something_was_not_enumerated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

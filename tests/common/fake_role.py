@@ -39,11 +39,21 @@ def allocator(run: Path) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from common.journal import JournalWriter
 
-    with JournalWriter(run / "allocator" / "journal.tw") as journal:
+    path = run / "allocator" / "journal.tw"
+    again = path.is_file()
+    with JournalWriter(path) as journal:
+        if again:
+            journal.append("start", boot=1)
+            journal.append("end", in_flight_trees=[], in_flight_leases=[])
+            return wait_for_the_end(run)
         journal.append("tree_opened", tree=0, task="t", wave=0)
         if HABIT != "lose a tree":
             journal.append("tree_dropped", tree=0, reason="no_outcome", tokens=0)
         journal.append("end", in_flight_trees=[], in_flight_leases=[])
+    wait_for_the_end(run)
+
+
+def wait_for_the_end(run: Path) -> None:
     listen(run)
     until((run / "finished").exists)
     if HABIT == "stay":
@@ -54,6 +64,9 @@ def learner(run: Path) -> None:
     if HABIT == "crash":
         print("error: the disk is full", file=sys.stderr)
         raise SystemExit(4)
+    if HABIT == "die once" and not (run / "died").exists():
+        (run / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     log = run / "logs" / "learner.log"
     for step in (1, 2):
         entry = {"event": "progress", "step": step, "success": 0.25 * step, "tokens_per_s": 900.4, "lag": 0.5}

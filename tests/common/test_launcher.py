@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ import common.supervisor
 from common.config import Config
 from common.errors import StorageError
 from common.launcher import role_command, run_local
+from common.manifest import MANIFEST_FILE, Manifest, encode_manifest, step_name
 from common.metrics import MetricsClient
 from common.rundir import RunDir
 from common.supervisor import RoleLost
@@ -130,6 +132,104 @@ def test_a_learner_that_crashes_stops_everything_with_its_sentence_and_code(
         run_local(config, fake_command)
     assert raised.value.exit_code == 4
     assert not left_behind()
+
+
+def test_a_learner_that_is_killed_is_started_again_and_the_run_goes_on(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    habits(learner="die once")
+    assert run_local(config, fake_command) == 0
+    assert "learner stopped (killed by SIGKILL" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------- going on
+
+
+def resumed(config: Config, **learner: Any) -> Config:
+    config.run = config.resume = str(only_run())
+    (only_run() / "finished").unlink(missing_ok=True)  # by which the stand-ins know that all is trained
+    for name, value in learner.items():
+        setattr(config.learner, name, value)
+    return config
+
+
+def checkpoint(step: int) -> None:
+    folder = only_run() / "learner" / "checkpoints" / step_name(step)
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(Manifest(2, step, {})))
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_interrupted_run_goes_on_and_what_was_done_is_not_done_again(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    habits(learner="crash")
+    with pytest.raises(RoleLost):
+        run_local(config, fake_command)
+    before = only_run() / "eval" / "before.json"
+    before.parent.mkdir(exist_ok=True)
+    before.write_text(
+        json.dumps({mode: {"success": 0.11, "low": 0.0, "high": 0.2} for mode in ("sampled", "greedy")})
+    )
+    checkpoint(1)
+    with (only_run() / "logs" / "learner.log").open("w") as log:
+        log.write(json.dumps({"level": "warning", "message": "of the process that died"}) + "\n")
+    capsys.readouterr()
+    habits()
+    assert run_local(resumed(config), fake_command) == 0
+    lines = lines_of(capsys)
+    assert lines[0] == f"resuming {only_run()} at step 1/2"
+    assert lines[-1].startswith("held-out success 0.11 -> 0.78"), "the first evaluation was not made again"
+    assert not any("warm start: a few" in line or "that died" in line for line in lines)
+
+
+def test_a_run_that_is_complete_is_left_alone_until_it_is_to_become_longer(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_local(config, fake_command) == 0
+    checkpoint(2)
+    summary = (only_run() / "summary.json").read_bytes()
+    capsys.readouterr()
+    assert run_local(resumed(config), fake_command) == 0
+    (line,) = lines_of(capsys)
+    assert line == (
+        f"{only_run()} is complete, its 2 updates are trained and evaluated: "
+        "a larger learner.steps= goes on from there"
+    )
+    assert (only_run() / "summary.json").read_bytes() == summary
+    assert run_local(resumed(config, steps=3), fake_command) == 0
+    assert lines_of(capsys)[0] == f"resuming {only_run()} at step 2/3"
+    assert "  steps: 3\n" in (only_run() / "config.yaml").read_text()
+
+
+def test_a_run_that_ended_before_its_evaluation_is_only_evaluated(
+    config: Config, habits: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_local(config, fake_command) == 0
+    checkpoint(2)
+    (only_run() / "summary.json").unlink()
+    (only_run() / "logs" / "actor-0.out").unlink()
+    capsys.readouterr()
+    going_on = resumed(config)
+    (only_run() / "finished").touch()
+    assert run_local(going_on, fake_command) == 0
+    assert lines_of(capsys)[-1].startswith("held-out success 0.41 -> 0.78")
+    assert not (only_run() / "logs" / "actor-0.out").exists(), "no actor was started"
+
+
+def test_a_run_of_a_launcher_that_just_died_is_taken_up_when_its_roles_have_followed(
+    config: Config, habits: Callable[..., None]
+) -> None:
+    assert run_local(config, fake_command) == 0
+    (only_run() / "summary.json").unlink()
+    held = RunDir(only_run()).lock("learner")
+    timer = threading.Timer(0.5, held.release)
+    timer.start()
+    assert run_local(resumed(config), fake_command) == 0
+    timer.join()
 
 
 def test_the_tracker_is_told_that_a_run_has_failed(

@@ -30,7 +30,7 @@ def test_a_run_is_trained_once_its_first_tree_was_opened(run: RunDir) -> None:
         journal.append("start", run="r")
     refuse_trained(run)
     grow_a_tree(run)
-    with pytest.raises(StorageError, match=r"r has been trained already: start a new run"):
+    with pytest.raises(StorageError, match=r"r has been trained already: resume="):
         refuse_trained(run)
 
 

@@ -17,33 +17,40 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ModelConfig
-from common.config_learner import OptimizerConfig
+from common.config import Config, ModelConfig
+from common.config_learner import LearnerConfig
 from common.errors import StorageError
+from common.manifest import MANIFEST_FILE, last_step, read_manifest
+from common.rundir import RunDir
 from learner import checkpoint as module
+from learner.assembly import assembly
+from learner.backend.alone import Alone, alone
+from learner.backend.optimizer import MOMENTS
+from learner.backend.torch_backend import OPTIMIZER_FILE
 from learner.checkpoint import (
+    Checkpoint,
     list_checkpoints,
     newest_checkpoint,
     read_checkpoint,
-    restore,
     save_checkpoint,
 )
-from learner.policy import build_model, load_model
-from learner.state import RunState, capture_random, from_ranges, restore_random, to_ranges
-from learner.update import make_optimizer
+from learner.policy import build_model, load_model, model_files
+from learner.state import Origin, RunState, capture_random, from_ranges, restore_random, to_ranges
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER
 
 ROOT = Path(__file__).resolve().parents[2]
+OLD = Path(__file__).with_name("stored") / "format-1" / "step-00000002"
+"""A checkpoint that the release before format 2 wrote."""
+FILES = (*module.NEEDED, OPTIMIZER_FILE)
 
 
-def model_and_optimizer(seed: int = 1, steps: int = 2, settings: ModelConfig = SMALL_MODEL):
+def model_and_backend(seed: int = 1, steps: int = 2, settings: ModelConfig = SMALL_MODEL):
     model = build_model(settings, TOKENIZER, seed)
-    optimizer = make_optimizer(model, OptimizerConfig(lr=0.01))
+    backend = alone(model, LearnerConfig())
     for _ in range(steps):
-        model(input_ids=torch.tensor([[3, 4, 5, 6]])).logits.logsumexp(-1).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
+        backend.backward(model(input_ids=torch.tensor([[3, 4, 5, 6]])).logits.logsumexp(-1).sum())
+        backend.step(0.01)
+    return model, backend
 
 
 def state(step: int, trained=()) -> RunState:
@@ -52,17 +59,24 @@ def state(step: int, trained=()) -> RunState:
     )
 
 
+def files_of(model, backend) -> dict[str, bytes]:
+    return {**model_files(model, TOKENIZER), **backend.state_files()}
+
+
+def restore(found: Checkpoint, model, backend) -> None:
+    """As a start does: the optimiser's files, and the weights of the folder."""
+    backend.load_state(found.files)
+    model.load_state_dict(load_model(found.path).state_dict())
+
+
 def save(folder: Path, step: int, seed: int = 1, keep: int = 2, trained=()) -> Path:
-    model, optimizer = model_and_optimizer(seed)
-    return save_checkpoint(folder, state(step, trained), model, optimizer, TOKENIZER, keep)
+    return save_checkpoint(folder, state(step, trained), files_of(*model_and_backend(seed)), keep)
 
 
-def everything(model, optimizer) -> list[torch.Tensor]:
+def everything(model, backend) -> list[torch.Tensor]:
+    optimizer = backend.optimizer
     moments = [
-        optimizer.state[p][m].clone()
-        for p in model.parameters()
-        if p in optimizer.state
-        for m in module.MOMENTS
+        optimizer.state[p][m].clone() for p in model.parameters() if p in optimizer.state for m in MOMENTS
     ]
     return [p.detach().clone() for p in model.parameters()] + moments
 
@@ -73,31 +87,31 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
 
 
 def test_model_and_optimiser_come_back_bit_for_bit_and_go_on_the_same_way(tmp_path):
-    model, optimizer = model_and_optimizer()
-    save_checkpoint(tmp_path, state(7, [0, 1, 2, 9]), model, optimizer, TOKENIZER, keep=2)
+    model, backend = model_and_backend()
+    save_checkpoint(tmp_path, state(7, [0, 1, 2, 9]), files_of(model, backend), keep=2)
     found = newest_checkpoint(tmp_path)
     assert (found.state.step, list(from_ranges(found.state.trained))) == (7, [0, 1, 2, 9])
-    other, other_optimizer = model_and_optimizer(seed=5, steps=1)
-    restore(found, other, other_optimizer)
-    assert_same(everything(model, optimizer), everything(other, other_optimizer))
-    for one, its in ((model, optimizer), (other, other_optimizer)):
-        one(input_ids=torch.tensor([[7, 8, 9]])).logits.sum().backward()
-        its.step()
-    assert_same(everything(model, optimizer), everything(other, other_optimizer))
+    other, other_backend = model_and_backend(seed=5, steps=1)
+    restore(found, other, other_backend)
+    assert_same(everything(model, backend), everything(other, other_backend))
+    for one, its in ((model, backend), (other, other_backend)):
+        its.backward(one(input_ids=torch.tensor([[7, 8, 9]])).logits.sum())
+        its.step(0.01)
+    assert_same(everything(model, backend), everything(other, other_backend))
 
 
 def test_a_checkpoint_before_the_first_step_has_no_moments_and_loads(tmp_path):
-    model, optimizer = model_and_optimizer(steps=0)
-    save_checkpoint(tmp_path, state(0), model, optimizer, TOKENIZER, keep=2)
-    other, other_optimizer = model_and_optimizer(seed=2, steps=1)
-    restore(newest_checkpoint(tmp_path), other, other_optimizer)
-    assert_same(everything(model, optimizer), everything(other, other_optimizer))
-    assert not other_optimizer.state
+    model, backend = model_and_backend(steps=0)
+    save_checkpoint(tmp_path, state(0), files_of(model, backend), keep=2)
+    other, other_backend = model_and_backend(seed=2, steps=1)
+    restore(newest_checkpoint(tmp_path), other, other_backend)
+    assert_same(everything(model, backend), everything(other, other_backend))
+    assert not other_backend.optimizer.state
 
 
 def test_a_checkpoint_is_also_a_model_folder(tmp_path):
     path = save(tmp_path, 3)
-    model, _ = model_and_optimizer()
+    model, _ = model_and_backend()
     assert_same(list(load_model(path).parameters()), list(model.parameters()))
 
 
@@ -156,8 +170,8 @@ def test_the_order_of_a_save_is_write_sync_manifest_sync_rename_sync(tmp_path, m
     monkeypatch.setattr(module, "fsync_dir", lambda p: (calls.append(f"sync {p.name[:4]}"), real_sync(p))[1])
     monkeypatch.setattr(Path, "rename", lambda s, t: (calls.append("rename"), real_rename(s, t))[1])
     save(tmp_path, 1)
-    assert calls[len(module.FILES) :] == ["manifest.json", "sync .tmp", "rename", f"sync {tmp_path.name[:4]}"]
-    assert set(calls[: len(module.FILES)]) == set(module.FILES)
+    assert calls[len(FILES) :] == ["manifest.json", "sync .tmp", "rename", f"sync {tmp_path.name[:4]}"]
+    assert set(calls[: len(FILES)]) == set(FILES)
 
 
 def truncate(path: Path) -> None:
@@ -171,7 +185,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
-@pytest.mark.parametrize("file", [*module.FILES, module.MANIFEST_FILE])
+@pytest.mark.parametrize("file", [*FILES, MANIFEST_FILE])
 def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_is_taken(tmp_path, damage, file, caplog):
     save(tmp_path, 1)
     damage(save(tmp_path, 2) / file)
@@ -197,7 +211,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_not_set_aside(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["format"] = 99
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(StorageError, match="format 99, this release reads format 1"):
+    with pytest.raises(StorageError, match="format 99, this release reads formats 1 and 2"):
         newest_checkpoint(tmp_path)
     assert path.exists()
 
@@ -209,29 +223,27 @@ def test_a_checkpoint_of_a_newer_format_is_refused_not_set_aside(tmp_path):
             ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=48),
             r"down_proj.*expected \[16, 48\].*found \[16, 32\]",
         ),
-        (ModelConfig(hidden_size=16, layers=3, heads=2, intermediate_size=32), r"layers\.2.*lacks it"),
+        (ModelConfig(hidden_size=16, layers=3, heads=2, intermediate_size=32), r"layers\.2.*it is missing"),
         (ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), r"layers\.1.*no such tensor"),
     ],
 )
 def test_a_foreign_checkpoint_names_a_tensor_expected_and_found_and_assigns_nothing(tmp_path, other, words):
     save(tmp_path, 1)
-    model, optimizer = model_and_optimizer(settings=other)
-    before = everything(model, optimizer)
+    model, backend = model_and_backend(settings=other)
+    before = everything(model, backend)
     with pytest.raises(StorageError, match=words):
-        restore(read_checkpoint(tmp_path / "step-00000001"), model, optimizer)
-    assert_same(before, everything(model, optimizer))
+        restore(read_checkpoint(tmp_path / "step-00000001"), model, backend)
+    assert_same(before, everything(model, backend))
 
 
-def test_weights_that_are_not_finite_are_not_assigned(tmp_path):
-    model, optimizer = model_and_optimizer()
+def test_weights_that_are_not_finite_are_refused_by_every_rank_that_loads_them(tmp_path):
+    model, backend = model_and_backend()
     with torch.no_grad():
         list(model.parameters())[-1][0] = float("nan")
-    path = save_checkpoint(tmp_path, state(1), model, optimizer, TOKENIZER, keep=2)
-    other, other_optimizer = model_and_optimizer(seed=2)
-    before = everything(other, other_optimizer)
-    with pytest.raises(StorageError, match="not finite"):
-        restore(read_checkpoint(path), other, other_optimizer)
-    assert_same(before, everything(other, other_optimizer))
+    path = save_checkpoint(tmp_path, state(1), files_of(model, backend), keep=2)
+    build = assembly(Config(), RunDir.create(tmp_path / "runs"))
+    with pytest.raises(StorageError, match=r"holds a value in .* that is not finite"):
+        build(Alone(torch.device("cpu")), path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half_written(tmp_path, monkeypatch):
@@ -258,3 +270,148 @@ def test_ranges_hold_exactly_the_numbers_given(numbers):
     ranges = to_ranges(numbers)
     assert list(from_ranges(ranges)) == sorted(numbers)
     assert all(later[0] > earlier[1] + 1 for earlier, later in itertools.pairwise(ranges))
+
+
+# -------------------------------------------------------------------------------- where two of a step meet
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_by_one_of_the_same_step_loses_neither(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    save(tmp_path, 2, trained=[4])
+    real, renamed = Path.rename, []
+
+    def rename(path: Path, target: Path):
+        if path.name.startswith(".tmp-"):
+            raise KeyboardInterrupt  # stands for the kill: nothing after it runs
+        renamed.append(target.name)
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2, seed=5)
+    monkeypatch.undo()
+    assert renamed == [".old-step-00000002"] and not (tmp_path / "step-00000002").exists()
+    found = newest_checkpoint(tmp_path)
+    assert (found.state.step, found.state.highest) == (2, 4)
+    save(tmp_path, 2, seed=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    assert newest_checkpoint(tmp_path).state.highest == -1
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_counted_among_those_kept(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=9)
+    (tmp_path / "step-00000003" / "config.json").unlink()
+    save(tmp_path, 4, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"step-0000000{step}" for step in (2, 3, 4)]
+
+
+# ------------------------------------------------------------------------------------------- what is in one
+
+
+def test_a_checkpoint_of_format_1_goes_on_bit_for_bit():
+    """Bytes of the release before; its numbers are written down here."""
+    found = read_checkpoint(OLD)
+    assert (found.state.version.lineage, found.state.step, found.state.resumed) == (1, 2, [0, 1])
+    assert (list(from_ranges(found.state.trained)), found.state.highest) == ([0, 1, 2, 5], 5)
+    assert found.state.origin == Origin() and found.state.saved_at == 0.0
+    tiny = ModelConfig(hidden_size=8, layers=1, heads=2, intermediate_size=8, max_context=64)
+    model, backend = model_and_backend(seed=9, steps=0, settings=tiny)
+    restore(found, model, backend)
+    assert {int(each["step"]) for each in backend.optimizer.state.values()} == {2}
+    assert_same(list(load_model(OLD).parameters()), list(model.parameters()))
+    restore_random(found.state.random)
+    drawn = random.random(), np.random.rand(), torch.rand(1).item()
+    assert drawn == (0.13436424411240122, 0.417022004702574, 0.7576315999031067)
+
+
+def test_the_old_manifest_says_how_far_the_run_came():
+    assert read_manifest(OLD).step == last_step(OLD.parent) == 2
+    assert read_manifest(OLD).lineage is None
+
+
+def test_where_a_checkpoint_comes_from_is_in_it(tmp_path):
+    origin = Origin({"seed": 3, "learner": {"steps": 4}}, {"torch": "2"}, "abc", "run-1")
+    made = RunState(
+        lineage=2, step=3, trained=[], config_hash="c", random=capture_random(), saved_at=7.5, origin=origin
+    )
+    path = save_checkpoint(tmp_path, made, files_of(*model_and_backend()), keep=2)
+    assert read_checkpoint(path).state.origin == origin
+    manifest = read_manifest(path)
+    assert (manifest.step, manifest.lineage, manifest.saved_at) == (3, 2, 7.5)
+
+
+# ------------------------------------------------------------------------------------------- several ranks
+
+
+def parts(ranks: int, world: int) -> dict[str, bytes]:
+    model, _ = model_and_backend()
+    names = (f"optimizer-zero1-rank{rank:04d}-of-{world:04d}.safetensors" for rank in range(ranks))
+    return {**model_files(model, TOKENIZER), **{name: name.encode() for name in names}}
+
+
+def test_every_ranks_file_comes_back_and_one_that_is_missing_is_damage(tmp_path):
+    save(tmp_path, 1)
+    files = parts(3, 3)
+    path = save_checkpoint(tmp_path, state(2), files, keep=2)
+    found = read_checkpoint(path)
+    assert {name: found.files[name] for name in files} == files
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    del manifest["files"]["optimizer-zero1-rank0001-of-0003.safetensors"]
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(module.Damaged, match="lacks optimizer-zero1 of rank 1 of 3"):
+        read_checkpoint(path)
+    assert newest_checkpoint(tmp_path).state.step == 1
+
+
+@pytest.mark.parametrize("files, word", [(parts(1, 2), "rank 1 of 2"), ({}, "model.safetensors")])
+def test_a_save_without_all_files_is_refused_before_anything_is_written(tmp_path, files, word):
+    with pytest.raises(ValueError, match=word):
+        save_checkpoint(tmp_path, state(1), files, keep=2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_part_of_an_optimiser_is_not_taken_for_the_whole(tmp_path):
+    found = read_checkpoint(save_checkpoint(tmp_path, state(2), parts(2, 2), keep=2))
+    model, backend = model_and_backend(seed=4)
+    before = everything(model, backend)
+    with pytest.raises(StorageError, match=r"lacks optimizer\.safetensors; .*learner\.backend"):
+        backend.load_state(found.files)
+    assert_same(before, everything(model, backend))
+
+
+# ------------------------------------------------------------------------------------------- hostile or full
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b", ".."])
+def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path, name):
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    manifest["files"][name] = {"size": 1, "sha256": "0"}
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(module.Damaged, match="no plain file name"):
+        read_checkpoint(path)
+
+
+def test_a_save_needs_half_as_much_room_again_as_it_takes(tmp_path, monkeypatch):
+    size = read_manifest(save(tmp_path, 1)).bytes
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=int(1.49 * size)))
+    with pytest.raises(
+        StorageError, match=r"needs \d+\.\d MB of free space, got .* the previous one is untouched"
+    ):
+        save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=int(1.51 * size)))
+    save(tmp_path, 2)
+
+
+def test_a_pickle_offered_as_the_optimiser_is_not_executed(tmp_path):
+    canary = tmp_path / "canary"
+    code = f"cbuiltins\nopen\n(V{canary}\nVw\ntR.".encode()
+    files = {**parts(0, 1), OPTIMIZER_FILE: code}
+    found = read_checkpoint(save_checkpoint(tmp_path / "c", state(2), files, keep=2))
+    model, backend = model_and_backend()
+    with pytest.raises(StorageError, match=r"optimizer.safetensors of the checkpoint is damaged"):
+        restore(found, model, backend)
+    assert not canary.exists()

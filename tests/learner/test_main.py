@@ -21,11 +21,11 @@ from common.messages import Bye, Committed, Consumed, Credit
 from common.nouns import Tree, Version
 from common.rundir import RunDir
 from learner import main as module
+from learner.backend.alone import alone
 from learner.checkpoint import list_checkpoints, newest_checkpoint, save_checkpoint
 from learner.main import run_learner
 from learner.policy import build_model, load_model, model_files
 from learner.state import RunState, capture_random, from_ranges
-from learner.update import make_optimizer
 from learner.warmstart import save_model
 from tests.learner.fake_allocator import FakeAllocator
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER, flat_tree, learner_config
@@ -258,12 +258,12 @@ def test_trees_of_a_lineage_abandoned_two_starts_ago_are_dropped(rundir):
     # Lineage 0 ran beyond 5, where lineage 1 resumed; this is the third start, at 8.
     settings = config(NOWHERE, steps=9, max_policy_lag=4)
     model = build_model(SMALL_MODEL, TOKENIZER, seed=1)
+    files = {**model_files(model, TOKENIZER), **alone(model, settings.learner).state_files()}
     state = RunState(
         lineage=1, step=8, trained=[], config_hash=config_hash(settings), random=capture_random(),
         resumed=[0, 5],
     )  # fmt: skip
-    optimizer = make_optimizer(model, settings.learner.optimizer)
-    save_checkpoint(rundir.checkpoints, state, model, optimizer, TOKENIZER, keep=2)
+    save_checkpoint(rundir.checkpoints, state, files, keep=2)
 
     def make_some_abandoned(tree_id: int, version: Version) -> Tree:
         return make(tree_id, Version(0, 7) if tree_id == 0 else Version(0, 5))

@@ -7,11 +7,30 @@ import pytest
 import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as dump
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
 from common.errors import StorageError
 from common.tokenizer import WordTokenizer
-from learner.policy import build_model, load_model, model_files, token_logprobs, use_threads
+from learner.batching import micro_batches
+from learner.policy import _logits as real
+from learner.policy import (
+    build_model,
+    call_head_once,
+    load_model,
+    logprobs_at,
+    model_files,
+    token_logprobs,
+    use_threads,
+)
+from tests.learner.forests import SHAPE, random_rows, tiny_model
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER
 
 MODEL = build_model(SMALL_MODEL, TOKENIZER, seed=1)
@@ -36,7 +55,8 @@ def found(rows: list[list[int]], temperature: float, padding: int = 0) -> list[n
     places = [(b, t) for b, row in enumerate(rows) for t in range(1, len(row))]
     rows_N, at_N = torch.tensor([b for b, _ in places]), torch.tensor([t for _, t in places])
     with torch.no_grad():
-        all_N = token_logprobs(MODEL, padded, rows_N, at_N - 1, padded[rows_N, at_N], temperature).logprobs
+        targets_N = padded[rows_N, at_N]
+        all_N = logprobs_at(MODEL, {"input_ids": padded}, rows_N, at_N - 1, targets_N, temperature).logprobs
     return list(np.split(all_N.numpy(), np.cumsum([len(row) - 1 for row in rows])[:-1]))
 
 
@@ -52,7 +72,7 @@ def test_logits_are_divided_by_the_temperature_before_the_softmax(temperature):
 def test_the_probabilities_of_all_words_sum_to_one_at_any_temperature():
     every = torch.arange(TOKENIZER.vocab_size)
     rows = torch.zeros(len(every), dtype=torch.long)
-    result = token_logprobs(MODEL, torch.tensor([[3, 4, 5]]), rows, rows + 2, every, 0.3)
+    result = logprobs_at(MODEL, {"input_ids": torch.tensor([[3, 4, 5]])}, rows, rows + 2, every, 0.3)
     assert float(result.logprobs.detach().exp().sum()) == pytest.approx(1, abs=1e-5)
     entropy = -float((result.logprobs.exp() * result.logprobs).detach().sum())
     assert float(result.entropies[0]) == pytest.approx(entropy, abs=1e-5)
@@ -141,3 +161,86 @@ def test_torch_uses_the_threads_it_is_told_and_one_otherwise(said, count, monkey
     found = torch.get_num_threads()
     torch.set_num_threads(before)
     assert found == count
+
+
+# --------------------------------------------------------------------------------------- micro-batches
+
+
+def packed_batch(seed: int = 0):
+    rows = random_rows(seed, trees=2)
+    (batch,) = micro_batches(rows, range(len(rows)), 10_000, "tree")
+    return batch
+
+
+def gradients(model, value) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(value, list(model.parameters())))
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_large_vocabulary_is_met_in_parts_with_the_same_results_and_gradients(with_gradient, monkeypatch):
+    model, batch = tiny_model(), packed_batch()
+
+    def run():
+        found = token_logprobs(model, batch, 0.8, entropy_gradient=with_gradient)
+        assert found.entropies.requires_grad == with_gradient
+        value = found.logprobs.sum() + (found.entropies**2).sum() * float(with_gradient)
+        return [*found, *gradients(model, value)]
+
+    whole = run()
+    calls = []
+    monkeypatch.setattr("learner.policy._logits", lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr("learner.policy.LOGITS_AT_ONCE", 7 * model.config.vocab_size)
+    for mine, expected in zip(run(), whole, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    # Once forwards and once more backwards: nothing is kept.
+    assert len(calls) == 2 * -(-len(batch.targets_N) // 7)
+    calls.clear()
+    call_head_once(model)
+    for mine, expected in zip(run(), whole, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1, "ranks with sharded weights wait for each other in each call"
+
+
+def test_the_gradient_of_entropies_is_that_of_finite_differences():
+    model, batch = tiny_model(num_hidden_layers=1).double(), packed_batch()
+    head = model.get_output_embeddings().weight
+
+    def entropy() -> torch.Tensor:
+        # Logits are made float32: exact enough for a slope over a step of 1e-2.
+        return token_logprobs(model, batch, 1.0, entropy_gradient=True).entropies.sum()
+
+    (slope,) = torch.autograd.grad(entropy(), [head])
+    with torch.no_grad():
+        place = tuple((slope.abs() == slope.abs().max()).nonzero()[0].tolist())
+        head[place] += 1e-2
+        high = float(entropy())
+        head[place] -= 2e-2
+        low = float(entropy())
+    assert (high - low) / 2e-2 == pytest.approx(float(slope[place]), rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    "kind, config, more",
+    [
+        (GraniteForCausalLM, GraniteConfig, {"logits_scaling": 4.0}),
+        (CohereForCausalLM, CohereConfig, {"logit_scale": 0.25}),
+        (Gemma2ForCausalLM, Gemma2Config, {"final_logit_softcapping": 3.0, "attn_implementation": "eager"}),
+    ],
+)
+def test_what_a_model_does_to_its_logits_is_done_here_too(kind, config, more):
+    model = kind(config(**{**SHAPE, **more})).eval()
+    ids = torch.tensor([[3, 9, 4, 21, 7]])
+    at = torch.arange(4)
+    with torch.no_grad():
+        found = logprobs_at(model, {"input_ids": ids}, torch.zeros_like(at), at, ids[0, 1:], 0.9).logprobs
+        expected = torch.log_softmax(model(input_ids=ids).logits[0, :-1] / 0.9, -1)
+    torch.testing.assert_close(found, expected[at, ids[0, 1:]], rtol=1e-5, atol=1e-6)
+
+
+def test_an_adapter_around_the_model_is_trained_and_the_model_is_not():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(tiny_model(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    token_logprobs(adapted, packed_batch(), 1.0).logprobs.sum().backward()
+    graded = {name for name, parameter in adapted.named_parameters() if parameter.grad is not None}
+    assert graded and all("lora_" in name for name in graded)

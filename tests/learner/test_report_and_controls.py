@@ -1,23 +1,18 @@
-"""The control that must learn nothing, the numbers of a step, and failures to save."""
+"""The control that must learn nothing, and the numbers of a step."""
 
 import logging
 
 import numpy as np
 import pytest
 
-from common.config_learner import OptimizerConfig
-from common.errors import StorageError
-from common.nouns import Version
-from learner import savings as savings_module
-from learner.checkpoint import newest_checkpoint
+from learner.backend.alone import alone
 from learner.controls import shuffle_rewards
 from learner.diagnostics import effective_sample_size
 from learner.policy import build_model
 from learner.queue import Drop
 from learner.report import PROGRESS, Stopwatch, dropped_metrics, log_step, outcome_metrics, step_metrics
 from learner.rows import Clock
-from learner.savings import MAX_FAILURES, Savings
-from learner.update import Updater, make_optimizer
+from learner.update import Updater
 from tests.learner.helpers import (
     SMALL_MODEL,
     TOKENIZER,
@@ -104,7 +99,7 @@ def test_the_effective_sample_size_is_1_for_equal_weights_and_1_over_n_for_one_t
 def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     model = build_model(SMALL_MODEL, TOKENIZER, seed=0)
     settings = learner_config()
-    updater = Updater(model, make_optimizer(model, OptimizerConfig()), settings, temperature=1.0)
+    updater = Updater(alone(model, settings), settings, temperature=1.0)
     batch = trees(4)
     report = updater.update(batch, Clock(V0, 1))
     watch = Stopwatch()
@@ -113,7 +108,8 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     for name in (
         "success", "mixed", "loss", "grad_norm", "clip_fraction", "ratio_ess", "ratio_q50", "lag_share_0",
         "entropy", "logprob_gap", "tokens_trained", "tokens_generated", "tokens_stale", "wait_trees_s",
-        "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped",
+        "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped", "drop_fraction",
+        "kl_behaviour", "rifb", "advantage_mass",
     ):  # fmt: skip
         assert name in metrics, name
     with caplog.at_level(logging.INFO, logger="treeward.learner"):
@@ -121,48 +117,3 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
     record = caplog.records[-1]
     assert record.getMessage().startswith("step 3/10  success ") and "\n" not in record.getMessage()
     assert record.event == "progress" and set(record.fields) == {"step", *PROGRESS}
-
-
-# -------------------------------------------------------------------------------------------------- savings
-
-
-def test_a_checkpoint_knows_where_every_lineage_resumed(tmp_path):
-    savings = make_savings(tmp_path, resumed=(0, 5))
-    savings.save(Version(lineage=1, step=6))
-    assert newest_checkpoint(tmp_path).state.resumed == [0, 5]
-
-
-def make_savings(folder, **more) -> Savings:
-    model = build_model(SMALL_MODEL, TOKENIZER, seed=0)
-    optimizer = make_optimizer(model, OptimizerConfig())
-    return Savings(folder, model, optimizer, TOKENIZER, every=5, keep=2, config_hash="c", **more)
-
-
-def test_a_tree_is_reported_safe_by_the_first_checkpoint_that_holds_it_and_only_once(tmp_path):
-    savings = make_savings(tmp_path)
-    savings.trained([1, 2])
-    assert savings.save(Version(lineage=0, step=5)) == [1, 2]
-    savings.trained([3])
-    assert savings.save(Version(lineage=0, step=6)) == [3]
-    assert savings.save(Version(lineage=0, step=6)) == []  # nothing new to write
-    assert [savings.is_due(step) for step in (4, 5, 10)] == [False, True, True]
-
-
-def test_a_failed_save_keeps_the_trees_unsafe_and_training_goes_on_until_the_third_in_a_row(
-    tmp_path, monkeypatch
-):
-    savings = make_savings(tmp_path)
-    savings.trained([1])
-    real = savings_module.save_checkpoint
-
-    def refuse(*arguments):
-        raise StorageError("No space left on device")
-
-    monkeypatch.setattr(savings_module, "save_checkpoint", refuse)
-    for step in range(1, MAX_FAILURES):
-        assert savings.save(Version(lineage=0, step=step)) is None
-    with pytest.raises(StorageError):
-        savings.save(Version(lineage=0, step=MAX_FAILURES))
-    monkeypatch.setattr(savings_module, "save_checkpoint", real)
-    assert savings.save(Version(lineage=0, step=9)) == [1]
-    assert savings.failures == 0

@@ -6,26 +6,28 @@ import msgpack
 import msgspec
 import pytest
 
+from common.audit_books import read_learner
 from common.config import Config, config_hash
-from common.journal import JournalWriter
+from common.errors import ConfigError
+from common.journal import JournalWriter, read_journal
 from common.nouns import Version
 from common.rundir import RunDir
+from learner.backend.alone import alone
 from learner.checkpoint import save_checkpoint
 from learner.policy import build_model, model_files
 from learner.rows import Clock
-from learner.start import resumed_at, start_run
-from learner.state import RunState, capture_random, decode_state, encode_state
-from learner.update import make_optimizer
+from learner.start import left_behind, origin_of, resumed_at, start_run
+from learner.state import Origin, RunState, capture_random, decode_state, encode_state
 from learner.warmstart import save_model
 from tests.learner.helpers import SMALL_MODEL, TOKENIZER, learner_config
 
 CONFIG = Config(learner=learner_config())
 
 
-def state(lineage: int, step: int, resumed: tuple[int, ...] = ()) -> RunState:
+def state(lineage: int, step: int, resumed: tuple[int, ...] = (), origin: Origin = Origin()) -> RunState:  # noqa: B008 - immutable
     return RunState(
         lineage=lineage, step=step, trained=[], config_hash=config_hash(CONFIG), random=capture_random(),
-        resumed=list(resumed),
+        resumed=list(resumed), origin=origin,
     )  # fmt: skip
 
 
@@ -45,8 +47,8 @@ def write_down(rundir: RunDir, *starts: tuple[int, int]) -> None:
 
 def save(rundir: RunDir, saved: RunState) -> None:
     model = build_model(SMALL_MODEL, TOKENIZER, seed=2)
-    optimizer = make_optimizer(model, CONFIG.learner.optimizer)
-    save_checkpoint(rundir.checkpoints, saved, model, optimizer, TOKENIZER, keep=2)
+    files = {**model_files(model, TOKENIZER), **alone(model, CONFIG.learner).state_files()}
+    save_checkpoint(rundir.checkpoints, saved, files, keep=2)
 
 
 def test_a_fresh_run_begins_lineage_0_at_0(rundir: RunDir) -> None:
@@ -93,3 +95,66 @@ def test_a_state_keeps_its_lineages_and_one_without_them_is_read() -> None:
     plain = msgspec.to_builtins(kept, builtin_types=(bytes,))
     del plain["resumed"]
     assert decode_state(msgpack.packb(plain)).resumed == []
+
+
+# ------------------------------------------------------------------------------- what is said, and refused
+
+
+def write(rundir: RunDir, *entries: tuple[str, dict[str, object]]) -> None:
+    with JournalWriter(rundir.learner_journal) as journal:
+        for kind, fields in entries:
+            journal.append(kind, **fields)
+
+
+def consumed(trees: list[int], step: int) -> tuple[str, dict[str, object]]:
+    return "consumed", dict(trees=trees, lineage=0, step=step, tokens_trained=1, tokens_context=0)
+
+
+def test_what_was_beyond_the_checkpoint_is_counted_by_whether_it_comes_again(rundir: RunDir) -> None:
+    write(
+        rundir,
+        ("start", dict(incarnation="learner/x", lineage=0, step=0)),
+        *(("received", dict(tree=tree, tokens=1)) for tree in range(8)),
+        consumed([0, 1], 1),
+        ("committed", dict(lineage=0, step=1)),
+        consumed([2, 3], 2),
+        ("committed", dict(lineage=0, step=2)),
+        consumed([4, 5], 3),
+        ("dropped", dict(tree=6, reason="stale", tokens=1)),
+    )
+    book = read_learner(read_journal(rundir.learner_journal))
+    assert left_behind(book, 2) == (3, 0), "trees 4 and 5 of an update that was not saved, and 7 that waited"
+    assert left_behind(book, 1) == (3, 2), "2 and 3 were in the checkpoint that is gone"
+
+
+def test_resuming_says_in_one_line_where_and_what_comes_again(rundir: RunDir, caplog) -> None:
+    write_down(rundir, (0, 0))
+    write(rundir, ("received", dict(tree=0, tokens=1)))
+    save(rundir, state(0, 8, (0,)))
+    start_run(CONFIG, rundir)
+    said = [record.getMessage() for record in caplog.records if record.name == "treeward.learner"]
+    assert said == [
+        "resumed at step 8 as lineage 1 from step-00000008 (of an earlier release), 0 trees inside: "
+        "1 trees to be replayed, 0 dropped"
+    ]
+
+
+def test_the_origin_names_settings_packages_and_the_mlflow_run(rundir: RunDir) -> None:
+    rundir.write_json_atomic(
+        rundir.tracking / "mlflow.json", {"run_id": "abc", "uri": "u", "experiment": "e"}
+    )
+    origin = origin_of(CONFIG, rundir)
+    assert origin.mlflow_run == "abc" and origin.config["learner"]["batch_trees"] == 4
+    assert {"python", "torch"} <= origin.packages.keys()
+    save(rundir, state(0, 8, (0,), origin))
+    assert start_run(CONFIG, rundir).version == Version(1, 8), "as it was saved, so it is taken up"
+
+
+def test_settings_that_a_checkpoint_was_not_made_with_are_all_named(rundir: RunDir) -> None:
+    begun = Config(seed=3, learner=learner_config(batch_trees=8, steps=9, checkpoint_every=7))
+    save(rundir, state(0, 8, (0,), origin_of(begun, rundir)))
+    with pytest.raises(ConfigError) as raised:
+        start_run(CONFIG, rundir)
+    said = str(raised.value)
+    assert "seed must be 3, got 0; learner.steps must be 9 or more, got 3; " in said
+    assert "learner.batch_trees must be 8, got 4" in said and "checkpoint_every" not in said

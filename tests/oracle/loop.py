@@ -35,9 +35,10 @@ from common.prefix import Prefix
 from common.seeds import derive_seed, lease_seed, task_index, turn_seed
 from common.tokenizer import WordTokenizer
 from envs.registry import make_env
-from learner.credit import CREDITS, BranchCredit
+from learner.credit import CREDITS, NO_EVIDENCE, BranchCredit
 from learner.loss import LOSSES
-from learner.policy import load_model, model_files, token_logprobs
+from learner.policy import load_model, logprobs_at, model_files
+from learner.streams import Streams
 from learner.weight import WEIGHTS
 
 ENV_OPTIONS = ("size", "hole_probability", "is_slippery", "max_turns")
@@ -198,7 +199,11 @@ class Oracle:
     def update(self, trees: list[Tree], step: int) -> None:
         """The optimiser steps on a batch: each on a seeded part of its trees, row by row."""
         loss, credit, optimizer = self.settings.loss, self.settings.credit, self.settings.optimizer
-        rows = [row_of(tree, branch) for tree in trees for branch in CREDITS[credit.name](tree, credit)]
+        rows = [
+            row_of(tree, branch)
+            for tree in trees
+            for branch in CREDITS[credit.name].function(tree, credit, NO_EVIDENCE)
+        ]
         with torch.no_grad():
             proximal = [self.logprobs(row) for row in rows]
         for group in self.optimizer.param_groups:
@@ -222,14 +227,17 @@ class Oracle:
         mask = torch.ones_like(row.at, dtype=torch.bool)
         behaviour = weight.weigh(proximal, row.behaviour, mask, self.settings.weight).weight
         old = proximal if weight.proximal else row.behaviour
-        losses = LOSSES[loss.name](self.logprobs(row), old, row.advantages, mask, loss).loss
-        return (row.weights * behaviour * losses).sum() / (self.settings.batch_trees / loss.minibatches)
+        one = torch.zeros_like(row.at)  # one branch; no loss of today reads turns
+        logprobs = self.logprobs(row)
+        streams = Streams.of_rows(logprobs, old, row.behaviour, row.advantages, row.weights, one, one)
+        losses = LOSSES[loss.name].function(streams, loss).loss
+        return (behaviour * losses).sum() / (self.settings.batch_trees / loss.minibatches)
 
     def logprobs(self, row: Row) -> Tensor:
         """log π of the trained tokens, `[N]`; the last token is only a target, never an input."""
         inputs, rows, targets = row.ids[None, :-1], torch.zeros_like(row.at), row.ids[row.at]
         temperature = self.config.engine.temperature
-        return token_logprobs(self.model, inputs, rows, row.at - 1, targets, temperature).logprobs
+        return logprobs_at(self.model, {"input_ids": inputs}, rows, row.at - 1, targets, temperature).logprobs
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from common.config_learner import CreditConfig, LossConfig, OptimizerConfig, Wei
 from common.nouns import Outcome, Tree, Version
 from common.tokenizer import WordTokenizer
 from envs.frozenlake import FrozenLake
+from learner.backend.alone import alone
 from learner.policy import build_model, load_model, model_files
 from learner.rows import Clock
-from learner.update import Updater, make_optimizer
+from learner.update import Updater
 from tests.oracle.loop import Oracle
 
 TREES = 4
@@ -73,7 +74,8 @@ def drawn(tree: Tree, draws: random.Random) -> Tree:
 
 def outcome(found: Outcome | None, draws: random.Random) -> Outcome:
     assert found is not None
-    return msgspec.structs.replace(found, reward=float(draws.random() < 0.5))
+    drawn = float(draws.random() < 0.5)
+    return msgspec.structs.replace(found, reward=drawn, raw_reward=drawn)
 
 
 CREDITS, WEIGHTS, PARTS = ("granted", "grpo"), ("none", "tis", "decoupled"), ((1, 1), (2, 4))
@@ -86,8 +88,7 @@ def test_two_updates_of_the_learner_equal_the_plain_ones_bit_for_bit(
     loss = LossConfig(epochs=parts[0], minibatches=parts[1])
     config = settings(credit=CreditConfig(name=credit), weight=WeightConfig(name=weight, cap=1.2), loss=loss)
     oracle, model = Oracle(config, start), load_model(start)
-    optimizer = make_optimizer(model, config.learner.optimizer)
-    updater = Updater(model, optimizer, config.learner, temperature=1.0, deterministic=True)
+    updater = Updater(alone(model, config.learner), config.learner, temperature=1.0, deterministic=True)
     for step, trees in enumerate(batches):
         oracle.update(trees, step)
         arrived = trees[::-1]  # the order of arrival leaves no trace

@@ -1,0 +1,231 @@
+"""What old data cost, and what correcting for their age is worth: FrozenLake at lag 0, 4 and 16.
+
+    python -m benchmarks.staleness [--quick] [--seeds 0,1,…] [--only ARM,…] [--tokens N] [-- setting=value …]
+
+For each seed, from one warm start and over the same tasks: trainings on equal sampled tokens whose data are
+really that old (`benchmarks.stale_training`: every batch is sampled under the weights of `lag` updates
+before; the lag histogram is in the results), each evaluated on the same held-out maps, sampled and greedy.
+
+    lag0, lag4, lag16                 the default correction
+    lag0-…, lag4-…, lag16-uncorrected loss=reinforce, weight=none: no ratio, no clip, as if data were fresh
+    null                              lag 0 with the default correction and other draws: what luck alone does
+
+A gap is success at lag 0 less success at a lag, with the same correction, paired by seed; its bound is the
+one-sided 90 % limit of Student's t over the seeds. The last line is
+`staleness: gap_lag4= gap_lag16= gap_lag16_uncorrected=`, in success of sampled actions. The uncorrected arms
+are compared with the corrected one at lag 0: what one loses by not correcting.
+
+Each finished arm is kept: started again, an interrupted benchmark goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results, tables
+from benchmarks.children import run_role, say
+from benchmarks.cli import compose, fresh_run, guarded, numbers, split
+from benchmarks.gains import MODES, compact
+from benchmarks.partial import Entries, Partial
+from common.errors import require
+from common.progress import duration
+from common.settings import to_yaml
+
+LAGS = (0, 4, 16)
+CORRECTED = ("learner/loss=ppo", "learner/weight=decoupled")
+"""The default correction for data that may be old."""
+UNCORRECTED = ("learner/loss=reinforce", "learner/weight=none")
+NULL_SEED = 1 << 40
+"""Added to a seed for the draws of the null control."""
+TOKENS, QUICK_TOKENS = 100_000, 40_000
+"""Action tokens that a training samples: at 100,000 the default has long stopped to gain."""
+TASKS, QUICK_TASKS = 1000, 200
+ISSUE = {"gap": 0.05, "bound": 0.12}
+"""What was asked for of the default correction at lag 4: gap at most, its upper bound at most."""
+T_90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383)
+"""90 % quantiles of Student's t with 1, 2, … degrees of freedom."""
+
+Settings = tuple[int, tuple[str, ...], int]
+ARMS: Mapping[str, Settings] = {
+    **{f"lag{lag}": (lag, CORRECTED, 0) for lag in LAGS},
+    "null": (0, CORRECTED, NULL_SEED),
+    **{f"lag{lag}-uncorrected": (lag, UNCORRECTED, 0) for lag in LAGS},
+}
+"""Arm -> lag, settings, and what is added to the seed of its draws."""
+
+
+def options(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=about)
+    parser.add_argument("--quick", action="store_true", help="one seed, 200 maps, fewer tokens")
+    parser.add_argument("--seeds", type=numbers, help="0,1,2,3,4 by default")
+    parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of {','.join(ARMS)}")
+    parser.add_argument("--tasks", type=int, help="held-out maps")
+    parser.add_argument("--tokens", type=int, help="action tokens that each training samples")
+    parser.add_argument("--work", type=Path, help="where the trainings go, and what is finished is kept")
+    parser.add_argument("--fresh", action="store_true", help="start from the beginning")
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="where the results file goes")
+    found = parser.parse_args(words)
+    found.seeds = found.seeds or ([0] if found.quick else [0, 1, 2, 3, 4])
+    found.tasks = found.tasks or (QUICK_TASKS if found.quick else TASKS)
+    found.tokens = found.tokens or (QUICK_TOKENS if found.quick else TOKENS)
+    found.work = found.work or Path("runs/benchmarks") / ("staleness-quick" if found.quick else "staleness")
+    for arm in found.only or ():
+        require(arm in ARMS, "--only", f"some of {', '.join(ARMS)}", arm)
+    return found
+
+
+def words_of(arm: str, seed: int, args: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
+    """The settings of an arm; overrides come last: whoever gives them means it."""
+    lag, correction, _ = ARMS[arm]
+    own = [f"learner.max_policy_lag={lag}", *correction, f"eval.tasks={args.tasks}", "tracking.enabled=false"]
+    return [f"seed={seed}", *own, *overrides]
+
+
+def main(words: list[str]) -> int:
+    """Run what is missing, write, print; returns the exit code."""
+    own, overrides = split(words)
+    args = options(own)
+    made = [compose(words_of(arm, 0, args, overrides)) for arm in ("lag16", "lag16-uncorrected")]
+    digest = hashlib.sha256("".join([repr(ARMS), *map(to_yaml, made)]).encode()).hexdigest()
+    partial = Partial(
+        args.work / "partial.json",
+        {"words": list(overrides), "tasks": args.tasks, "tokens": args.tokens, "configuration": digest},
+    )
+    if args.fresh:
+        partial.remove()
+        partial.finished.clear()
+    if partial.discarded:
+        say(f"{partial.discarded} finished arms were made under other settings and do not count")
+    session = results.begin("staleness", words, quick=args.quick)
+    run_missing(args, overrides, partial)
+    return report(session, args, partial)
+
+
+# ----------------------------------------------------------------------------------------------- the arms
+
+
+def run_missing(args: argparse.Namespace, overrides: Sequence[str], partial: Partial) -> None:
+    """One arm after the other; whatever is kept already is passed over."""
+    todo = [(seed, arm) for seed in args.seeds for arm in ARMS if arm in (args.only or ARMS)]
+    for number, (seed, arm) in enumerate(todo, start=1):
+        if partial.get(seed, arm) is not None:
+            say(f"[{number}/{len(todo)}] seed {seed}, {arm}: finished before")
+            continue
+        say(f"[{number}/{len(todo)}] seed {seed}, {arm}")
+        entry = measure(arm, seed, args, overrides)
+        partial.keep(seed, arm, [{**entry, "git": results.git_state()}])
+        rates = ", ".join(f"{mode} {tables.interval(entry['after'][mode])}" for mode in MODES)
+        say(f"    {rates}; {entry['tokens']} tokens, ages {entry['lags']} ({duration(entry['seconds'])})")
+
+
+def warm_start(seed: int, args: argparse.Namespace, overrides: Sequence[str]) -> Path:
+    """The weights that all arms of a seed start from; made once."""
+    work: Path = args.work
+    path = (work / f"seed-{seed}-start").absolute()
+    model = path / "warmstart" / "model"
+    if not (model / "tokenizer.json").is_file():
+        words = ["role=warmstart", *overrides, f"seed={seed}", f"run={fresh_run(path)}"]
+        run_role("warm start", [*words, "tracking.enabled=false"], path.with_suffix(".out"))
+    return model
+
+
+def measure(arm: str, seed: int, args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    """Train and evaluate one arm, in this process."""
+    from actors.evaluate import evaluate
+    from benchmarks.stale_training import StaleTraining
+
+    lag, _, other = ARMS[arm]
+    start, config = warm_start(seed, args, overrides), compose(words_of(arm, seed, args, overrides))
+    scratch, began, spent = (
+        (args.work / f"seed-{seed}-{arm}").absolute(),
+        time.monotonic(),
+        time.process_time(),
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    training = StaleTraining(config, start, scratch, lag, seed + other)
+    folder, course = training.run(args.tokens), training.course
+    trained_s, cpu_s = time.monotonic() - began, time.process_time() - spent
+    plain = {mode: evaluate(config, folder, greedy=mode == "greedy").to_plain() for mode in MODES}
+    shutil.rmtree(scratch)
+    return {
+        "seed": seed, "arm": arm, "lag": lag, "updates": course.updates, "tokens": course.tokens,
+        "lags": {str(age): count for age, count in sorted(course.ages.items())},
+        "after": compact(plain), "steps": course.steps, "training_s": trained_s, "training_cpu_s": cpu_s,
+        "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- the report
+
+
+def report(session: results.Session, args: argparse.Namespace, partial: Partial) -> int:
+    """Write the results once all is there; the last line either way."""
+    found: Entries = [entry for seed in args.seeds for arm in ARMS for entry in partial.get(seed, arm) or ()]
+    compared = {f"{arm}/{mode}": gap(found, arm, mode) for arm in ARMS if arm != "lag0" for mode in MODES}
+    values = headline(compared)
+    missing = [f"{seed}/{arm}" for seed in args.seeds for arm in ARMS if partial.get(seed, arm) is None]
+    if missing:
+        say(f"no results file yet: {', '.join(missing)} are missing; finished arms are kept in {args.work}")
+        print(results.headline_line("staleness", values), flush=True)
+        return 0
+    holds = [check for arm in ("lag4", "null") for check in checks(arm, compared[f"{arm}/sampled"])]
+    for check in holds:
+        say(f"{'holds' if check['holds'] else 'FAILS'}: {check['asked']}: {check['measured']}")
+    line = results.finish(session, values, found, args.results, gaps=compared, checks=holds)
+    tables.update_if_committed(args.results)
+    partial.remove()
+    print(line, flush=True)
+    return 0
+
+
+def headline(compared: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Mean gaps, of the arms that were run."""
+    arms = {"gap_lag4": "lag4", "gap_lag16": "lag16", "gap_lag16_uncorrected": "lag16-uncorrected"}
+    found = {name: compared[f"{arm}/sampled"] for name, arm in arms.items()}
+    return {name: gap["mean"] for name, gap in found.items() if gap}
+
+
+def gap(runs: Sequence[Mapping[str, Any]], arm: str, mode: str) -> dict[str, float]:
+    """Success of `lag0` less that of an arm, paired by seed: `mean`, `seeds` and, of two seeds or more,
+    `bound` (90 %); empty where no seed has both."""
+    success = {(run["seed"], run["arm"]): float(run["after"][mode]["mean"]) for run in runs}
+    seeds = sorted(seed for seed, name in success if name == "lag0" and (seed, arm) in success)
+    found = [success[seed, "lag0"] - success[seed, arm] for seed in seeds]
+    if not found:
+        return {}
+    mean = statistics.fmean(found)
+    if len(found) == 1:
+        return {"mean": mean, "seeds": 1}
+    quantile = T_90[min(len(found) - 2, len(T_90) - 1)]
+    half = quantile * statistics.stdev(found) / math.sqrt(len(found))
+    return {"mean": mean, "bound": mean + half, "seeds": len(found)}
+
+
+def checks(arm: str, found: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What was asked for of an arm, with what was measured; bounds need two seeds."""
+    asked = [("gap", "mean", ISSUE["gap"])]
+    if "bound" in found:
+        asked.append(("90 % bound of the gap", "bound", ISSUE["bound"]))
+    return [
+        {
+            "asked": f"{arm}: {what} at most {most}",
+            "measured": f"{found[key]:.3f}",
+            "holds": found[key] <= most,
+        }
+        for what, key, most in asked
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

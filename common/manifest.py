@@ -1,0 +1,104 @@
+"""The manifest of a checkpoint: which files make it, with their sizes and hashes. Written last, read first.
+
+It is JSON, so that whoever has no tensors to load (the launcher, an evaluation) can ask how far a run came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.rundir import NAME
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file. `size` in bytes, `sha256` as hex digits."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """See the module docstring."""
+
+    format: int
+    step: int
+    files: Mapping[str, Entry]
+    lineage: int | None = None
+    """None in format 1, which did not say."""
+    saved_at: float = 0.0
+    """Seconds since 1970 by the clock of the machine that saved; 0 in format 1."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files together."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def step_name(step: int) -> str:
+    """Directory of the checkpoint made after `step` updates."""
+    return f"step-{step:08d}"
+
+
+def entries_of(files: Mapping[str, bytes]) -> dict[str, Entry]:
+    """What a manifest says of these files."""
+    return {name: Entry(len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """As JSON."""
+    files = {name: {"size": e.size, "sha256": e.sha256} for name, e in manifest.files.items()}
+    plain = {
+        "format": manifest.format, "step": manifest.step, "lineage": manifest.lineage,
+        "saved_at": manifest.saved_at, "files": files,
+    }  # fmt: skip
+    return json.dumps(plain, indent=2, sort_keys=True).encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint's directory.
+
+    Raises:
+        OSError: there is none that can be read.
+        ValueError: it is no manifest, or names a file that would lie outside the directory.
+    """
+    try:
+        plain = json.loads((folder / MANIFEST_FILE).read_bytes())
+        files = {str(name): Entry(int(e["size"]), str(e["sha256"])) for name, e in plain["files"].items()}
+        step = int(plain["step"]) if "step" in plain else int(folder.name.rpartition("-")[2])
+        lineage = plain.get("lineage")
+        found = Manifest(
+            int(plain["format"]), step, files, None if lineage is None else int(lineage),
+            float(plain.get("saved_at", 0.0)),
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lacks or mistypes {error}") from error
+    odd = [name for name in files if not NAME.match(name)]
+    if odd:
+        raise ValueError(f"it names {odd[0]!r}, which is no plain file name")
+    return found
+
+
+def last_step(checkpoints: Path) -> int | None:
+    """The step of the newest checkpoint whose files have the sizes that its manifest says; None = there is
+    none. Nothing is hashed: that is for who loads it."""
+    for path in sorted(checkpoints.glob("step-*"), reverse=True):
+        if is_whole(path):
+            return read_manifest(path).step
+    return None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint has a manifest, and all files in their sizes."""
+    try:
+        files = read_manifest(path).files
+        return all((path / name).stat().st_size == entry.size for name, entry in files.items())
+    except (OSError, ValueError):
+        return False
