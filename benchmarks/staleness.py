@@ -6,9 +6,10 @@ For each seed, from one warm start and over the same tasks: trainings on equal s
 really that old (`benchmarks.stale_training`: every batch is sampled under the weights of `lag` updates
 before; the lag histogram is in the results), each evaluated on the same held-out maps, sampled and greedy.
 
-    lag0, lag4, lag16                 the default correction
-    lag0-…, lag4-…, lag16-uncorrected loss=reinforce, weight=none: no ratio, no clip, as if data were fresh
-    null                              lag 0 with the default correction and other draws: what luck alone does
+    lag0, lag4, lag16              the default correction: loss=ppo, weight=none, whose ratio is π/μ
+    lag4-…, lag16-uncorrected      loss=reinforce, weight=none: no ratio, no clip, as if data were fresh
+    lag4-…, lag16-decoupled        loss=ppo, weight=decoupled; the results file does not wait for these
+    null                           lag 0 with the default correction and other draws: what luck alone does
 
 A gap is success at lag 0 less success at a lag, with the same correction, paired by seed; its bound is the
 one-sided 90 % limit of Student's t over the seeds. The last line is
@@ -41,13 +42,15 @@ from common.progress import duration
 from common.settings import to_yaml
 
 LAGS = (0, 4, 16)
-CORRECTED = ("learner/loss=ppo", "learner/weight=decoupled")
-"""The default correction for data that may be old."""
+CORRECTED = ("learner/loss=ppo", "learner/weight=none")
+"""The default correction, what the configuration says where nothing is chosen: the clipped ratio π/μ, which
+stops tokens that have moved far from what sampled them."""
+DECOUPLED = ("learner/loss=ppo", "learner/weight=decoupled")
 UNCORRECTED = ("learner/loss=reinforce", "learner/weight=none")
 NULL_SEED = 1 << 40
 """Added to a seed for the draws of the null control."""
-TOKENS, QUICK_TOKENS = 100_000, 40_000
-"""Action tokens that a training samples: at 100,000 the default has long stopped to gain."""
+TOKENS, QUICK_TOKENS = 60_000, 40_000
+"""Action tokens that a training samples."""
 TASKS, QUICK_TASKS = 1000, 200
 ISSUE = {"gap": 0.05, "bound": 0.12}
 """What was asked for of the default correction at lag 4: gap at most, its upper bound at most."""
@@ -57,8 +60,9 @@ T_90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383)
 Settings = tuple[int, tuple[str, ...], int]
 ARMS: Mapping[str, Settings] = {
     **{f"lag{lag}": (lag, CORRECTED, 0) for lag in LAGS},
+    **{f"lag{lag}-uncorrected": (lag, UNCORRECTED, 0) for lag in LAGS[1:]},
     "null": (0, CORRECTED, NULL_SEED),
-    **{f"lag{lag}-uncorrected": (lag, UNCORRECTED, 0) for lag in LAGS},
+    **{f"lag{lag}-decoupled": (lag, DECOUPLED, 0) for lag in LAGS[1:]},
 }
 """Arm -> lag, settings, and what is added to the seed of its draws."""
 
@@ -117,7 +121,8 @@ def main(words: list[str]) -> int:
 
 def run_missing(args: argparse.Namespace, overrides: Sequence[str], partial: Partial) -> None:
     """One arm after the other; whatever is kept already is passed over."""
-    todo = [(seed, arm) for seed in args.seeds for arm in ARMS if arm in (args.only or ARMS)]
+    # Arm by arm: an interrupted benchmark has all seeds of the first arms.
+    todo = [(seed, arm) for arm in ARMS if arm in (args.only or ARMS) for seed in args.seeds]
     for number, (seed, arm) in enumerate(todo, start=1):
         if partial.get(seed, arm) is not None:
             say(f"[{number}/{len(todo)}] seed {seed}, {arm}: finished before")
@@ -174,7 +179,8 @@ def report(session: results.Session, args: argparse.Namespace, partial: Partial)
     found: Entries = [entry for seed in args.seeds for arm in ARMS for entry in partial.get(seed, arm) or ()]
     compared = {f"{arm}/{mode}": gap(found, arm, mode) for arm in ARMS if arm != "lag0" for mode in MODES}
     values = headline(compared)
-    missing = [f"{seed}/{arm}" for seed in args.seeds for arm in ARMS if partial.get(seed, arm) is None]
+    needed = [arm for arm in ARMS if not arm.endswith("decoupled")]
+    missing = [f"{seed}/{arm}" for seed in args.seeds for arm in needed if partial.get(seed, arm) is None]
     if missing:
         say(f"no results file yet: {', '.join(missing)} are missing; finished arms are kept in {args.work}")
         print(results.headline_line("staleness", values), flush=True)
