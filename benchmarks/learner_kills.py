@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from benchmarks import results, tables
 from benchmarks.children import say
 from benchmarks.cli import fresh_run, guarded
 from benchmarks.forked import Roles
@@ -308,6 +308,7 @@ def main(words: list[str]) -> int:
         rounds=found["rounds"], undisturbed=found["undisturbed"],
         moments=Counter(row["moment"] for row in found["rows"]),
     )  # fmt: skip
+    tables.update_if_committed(args.results)
     print(line, flush=True)
     clean = figures["resumed"] == figures["kills"] and not figures["lost"] + figures["trained_twice"]
     return (

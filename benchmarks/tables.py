@@ -126,6 +126,13 @@ def fleet(found: Results) -> str:
     return table(["rule", "actors", "events", "seconds", "events/s"], rows)
 
 
+def learner_kills(found: Results) -> str:
+    """One row for all kills, and where they landed."""
+    headline, moments = found["headline"], found["moments"]
+    rows = [[*headline.values(), ", ".join(f"{name} {count}" for name, count in sorted(moments.items()))]]
+    return table([*(name.replace("_", " ") for name in headline), "landed"], rows)
+
+
 def recovery(found: Results) -> str:
     """One row a fleet."""
     names = ("inputs", "replayed", "seconds", "process_s", "whole_journal_s", "pause_ms", "snapshot_mb")
@@ -230,6 +237,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "fleet": fleet,
     "allocator_scale": scale,
     "recovery": recovery,
+    "learner_kills": learner_kills,
     "speculation": speculation,
     "drift": drift,
     "bias": bias,
