@@ -74,7 +74,8 @@ def check_backend(backend: BackendConfig, lora: LoraConfig, *, deterministic: bo
         ("deepspeed", "learner.backend.name", "torch", backend.name, backend.name == "deepspeed"),
         ("peft", "learner.lora.rank", "0", lora.rank, lora.rank > 0),
     ):
-        rule = f"{other} where {package} is missing (pip install 'treeward[{EXTRAS[package]}]' brings it)"
+        remedy = f"pip install -e '.[{EXTRAS[package]}]' in the checkout"
+        rule = f"{other} where {package} is missing ({remedy} brings it)"
         require(not (trains and chosen) or importlib.util.find_spec(package) is not None, key, rule, got)
     for name, only in (("name", "torch"), ("processes", 1), ("dtype", "float32")):
         got = getattr(backend, name)

@@ -19,6 +19,8 @@ from common.logs import escape
 
 EVENT = "progress"
 """Event name of the log entries that carry the numbers below."""
+RESUMED = "resumed"
+"""Event name of the entry that says where a learner goes on."""
 
 
 WARNINGS = ("warning", "error", "critical")
@@ -72,7 +74,7 @@ class Progress:
         for role, tail in self.tails.items():
             newest = ""
             for entry in tail.new_entries():
-                if entry.get("event") == EVENT:
+                if entry.get("event") in (EVENT, RESUMED):
                     self.newest.update({k: v for k, v in entry.items() if isinstance(v, (int, float))})
                 if entry.get("level") in WARNINGS:
                     newest = f"{role}: {escape(str(entry.get('message', '')))}"

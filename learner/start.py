@@ -90,7 +90,7 @@ def _say_where(checkpoint: Checkpoint, version: Version, before: LearnerBook) ->
     LOG.warning(
         "resumed at step %d as lineage %d from %s (%s), %d trees inside: %d trees to be replayed, %d dropped",
         version.step, version.lineage, checkpoint.path.name, age, sum(1 for _ in from_ranges(state.trained)),
-        again, lost, extra=fields("resumed", replayed=again, dropped=lost),
+        again, lost, extra=fields("resumed", step=version.step, replayed=again, dropped=lost),
     )  # fmt: skip
 
 

@@ -71,8 +71,8 @@ def test_bit_for_bit_runs_are_trained_by_one_process_of_torch(chosen):
 @pytest.mark.parametrize(
     "chosen, remedy",
     [
-        ({"backend": BackendConfig(name="deepspeed")}, r"pip install 'treeward\[deepspeed\]'"),
-        ({"lora": LoraConfig(rank=4)}, r"pip install 'treeward\[lora\]'"),
+        ({"backend": BackendConfig(name="deepspeed")}, r"pip install -e '\.\[deepspeed\]'"),
+        ({"lora": LoraConfig(rank=4)}, r"pip install -e '\.\[lora\]'"),
     ],
 )
 def test_a_library_that_is_missing_is_named_where_it_is_needed_and_only_there(monkeypatch, chosen, remedy):
