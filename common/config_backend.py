@@ -56,7 +56,7 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.rank <= 4096, "learner.lora.rank", "from 0 to 4096", self.rank)
-        require(0 < self.alpha < 1e6, "learner.lora.alpha", "above 0", self.alpha)
+        require(0 < self.alpha < 1e6, "learner.lora.alpha", "above 0 and below 1000000", self.alpha)
         named = bool(self.targets) and all(name and name.isidentifier() for name in self.targets)
         require(named, "learner.lora.targets", "a list of layer names such as [q_proj,v_proj]", self.targets)
         # In the order of the alphabet, as in adapter_config.json: equal settings give equal files.

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.rundir import NAME
 
@@ -70,20 +71,30 @@ def read_manifest(folder: Path) -> Manifest:
         ValueError: it is no manifest, or names a file that would lie outside the directory.
     """
     try:
-        plain = json.loads((folder / MANIFEST_FILE).read_bytes())
-        files = {str(name): Entry(int(e["size"]), str(e["sha256"])) for name, e in plain["files"].items()}
+        plain = _as_map(json.loads((folder / MANIFEST_FILE).read_bytes()), "it")
+        listed = _as_map(plain["files"], "its 'files'")
+        entries = {name: _as_map(entry, f"its {name!r}") for name, entry in listed.items()}
+        files = {name: Entry(int(e["size"]), str(e["sha256"])) for name, e in entries.items()}
         step = int(plain["step"]) if "step" in plain else int(folder.name.rpartition("-")[2])
         lineage = plain.get("lineage")
         found = Manifest(
             int(plain["format"]), step, files, None if lineage is None else int(lineage),
             float(plain.get("saved_at", 0.0)),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it lacks or mistypes {error}") from error
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from error
+    except TypeError as error:
+        raise ValueError(f"a number in it must be one: {error}") from error
     odd = [name for name in files if not NAME.match(name)]
     if odd:
         raise ValueError(f"it names {odd[0]!r}, which is no plain file name")
     return found
+
+
+def _as_map(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a map, got {json.dumps(value)[:40]}")
+    return value
 
 
 def last_step(checkpoints: Path) -> int | None:

@@ -30,10 +30,12 @@ def open_run(config: Config) -> RunDir:
     """The run directory of `config`; a new one gets the configuration written down.
 
     Raises:
-        ConfigError: the role needs a run and none is named, or `model.path` holds no model.
+        ConfigError: the role needs a run and none is named, or `model.path` or the reference holds no model.
         StorageError: the directory is no run, or cannot be made.
     """
     path = Path(config.run)
+    if config.role in (Role.LOCAL, Role.LEARNER):
+        check_reference(config)
     if config.role is Role.LOCAL and not (config.resume and has_checkpoint(path)):
         check_model_path(config)
     if not config.run and config.role not in NAMES_A_NEW_RUN:
@@ -56,11 +58,27 @@ def has_checkpoint(run: Path) -> bool:
 
 def check_model_path(config: Config) -> None:
     """Raise `ConfigError` if `model.path` names anything but a folder with the files of a model."""
-    folder = Path(config.model.path)
-    missing = lacks(folder) if config.model.path else []
+    _check_model("model.path", config.model.path, "")
+
+
+def check_reference(config: Config) -> None:
+    """Raise `ConfigError` if a run is to be held near to a model that is not there.
+
+    Without one named, that is `model.path`, for the whole life of a run; the warm start is not there yet.
+    """
+    regularizer = config.learner.regularizer
+    if regularizer.kl_coefficient > 0 and regularizer.reference:
+        _check_model("learner.regularizer.reference", regularizer.reference, "")
+    elif regularizer.kl_coefficient > 0:
+        _check_model("model.path", config.model.path, " (learner.regularizer.reference is empty)")
+
+
+def _check_model(key: str, value: str, why: str) -> None:
+    folder = Path(value)
+    missing = lacks(folder) if value else []
     if missing:
         what = f"it lacks {', '.join(missing)}" if folder.is_dir() else "there is no such folder"
-        raise ConfigError(f"model.path must be a folder with a saved model, got {str(folder)!r}: {what}")
+        raise ConfigError(f"{key} must be a folder with a saved model{why}, got {value!r}: {what}")
 
 
 def lacks(folder: Path) -> list[str]:

@@ -1,7 +1,9 @@
 """Which settings may differ when a run goes on, and in words those that may not.
 
 What a run learns depends on most of its settings: half a run under one credit and half under another is
-neither. Free are places, numbers of processes, waits, how much is kept and recorded, and how long it goes on.
+neither. Free are places, numbers of processes, waits, how much is kept and recorded, how the same update is
+computed (by how many, on what, in which portions: rounding apart, the weights are the same), stages that are
+over or beside the training, and how long it goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from common.errors import ConfigError
 from common.settings import convert, settings, to_text
 
 FREE = (
-    "role", "run", "resume", "runs_dir", "model.path", "actor.", "audit.", "replay.", "eval.", "warmstart.",
+    "role", "run", "resume", "runs_dir", "actor.", "audit.", "replay.", "eval.", "warmstart.",
     "cluster.", "security.", "tracking.", "learner.checkpoint_every", "learner.keep_checkpoints",
-    "learner.keep_versions", "learner.micro_batch_tokens", "allocator.journal_flush_ms",
+    "learner.keep_versions", "learner.micro_batch_tokens", "learner.backend.collective_timeout_s",
+    "learner.backend.device", "learner.backend.gradient_checkpointing", "allocator.journal_flush_ms",
 )  # fmt: skip
-"""Keys, and beginnings of keys, that may change. The weights a run started from do not matter any more once
-it has a checkpoint."""
+"""Keys, and beginnings of keys, that may change. `model.path` is none of them: a run goes on from its
+checkpoint, but may be held near to the weights that it started from (`learner.reference`)."""
+FREE_WITH_TORCH = ("learner.backend.processes",)
+"""Such as may change with the `torch` backend, whose first rank holds the whole optimiser. `deepspeed` saves
+a part for each rank, which fits that number of ranks only."""
 GROWING = ("learner.steps",)
 """Such as may only grow."""
 
@@ -47,12 +53,13 @@ def differences(recorded: Mapping[str, Any], config: Config) -> list[Difference]
         config: with which the run is to go on.
     """
     found = []
+    free = FREE + (FREE_WITH_TORCH if config.learner.backend.name == "torch" else ())
     for key, kind, value in settings(config):
-        if key not in recorded or key.startswith(FREE):
+        if key not in recorded or key.startswith(free):
             continue
         was = convert(key, kind, recorded[key])
         if was != value and not (key in GROWING and value > was):
-            found.append(Difference(key, to_text(was), to_text(value)))
+            found.append(Difference(key, to_text(was) or "''", to_text(value) or "''"))
     return found
 
 

@@ -130,6 +130,16 @@ class RunDir:
         return self.path.name
 
     @property
+    def born(self) -> str:
+        """Which run this is, wherever its directory lies and whatever it is called now: the name and the time
+        that it was made with. Empty where that cannot be read."""
+        try:
+            found = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            return f"{found['id']} of {found['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    @property
     def config_file(self) -> Path:
         return self.path / "config.yaml"
 

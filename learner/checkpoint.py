@@ -224,16 +224,36 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint and check every byte against its manifest.
 
     Raises:
-        Damaged: a file is missing, of another size, or its hash differs.
+        Damaged: a file is missing, of another size, or its hash differs, or the folder, the manifest and the
+            state are of different steps.
         StorageError: it was written by a newer release.
     """
     manifest = checked_manifest(path)
     files = {name: _read_checked(path / name, entry) for name, entry in manifest.files.items()}
     try:
         state = decode_state(files[STATE_FILE])
-        return Checkpoint(path, state, parse_tensors(files[WEIGHTS_FILE]), files)
+        weights = parse_tensors(files[WEIGHTS_FILE])
     except (SafetensorError, ValueError) as error:
         raise Damaged(f"the checkpoint {path} is damaged: {error}") from error
+    _check_one_step(path, manifest, state)
+    return Checkpoint(path, state, weights, files)
+
+
+def _check_one_step(path: Path, manifest: Manifest, state: RunState) -> None:
+    """A folder under another step's name would be taken for a newer one. `corrupt-…` says none."""
+    named = path.name.startswith("step-")
+    if named and path.name != step_name(state.step):
+        raise Damaged(
+            f"the checkpoint {path} is of step {state.step}, its name must be {step_name(state.step)}: was "
+            "it renamed?"
+        )
+    # Format 1 says no lineage, and may say no step: then it was taken from the name.
+    lineage = state.lineage if manifest.lineage is None else manifest.lineage
+    if (manifest.step, lineage) != (state.step, state.lineage) and (named or manifest.format > 1):
+        raise Damaged(
+            f"the checkpoint {path} is damaged: {MANIFEST_FILE} says step {manifest.step} of lineage "
+            f"{lineage}, {STATE_FILE} step {state.step} of lineage {state.lineage}"
+        )
 
 
 def checked_manifest(path: Path) -> Manifest:

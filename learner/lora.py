@@ -62,6 +62,17 @@ def load_policy(folder: Path, settings: LoraConfig, seed: int) -> PreTrainedMode
     return model
 
 
+def check_targets(model: PreTrainedModel, settings: LoraConfig) -> None:
+    """Raise `ConfigError` where adapters are asked for and a target names no linear layer of the model."""
+    named = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    missing = sorted(set(settings.targets) - named)
+    if settings.rank > 0 and missing:
+        raise ConfigError(
+            f"learner.lora.targets must name linear layers of the model ({', '.join(sorted(named))}), "
+            f"got {', '.join(missing)}"
+        )
+
+
 def add_adapters(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
     """Put adapters into the target layers, in place; all else stops being trained.
 
@@ -70,13 +81,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraConfig, seed: int) -> Non
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    named = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    missing = sorted(set(settings.targets) - named)
-    if missing:
-        raise ConfigError(
-            f"learner.lora.targets must name linear layers of the model ({', '.join(sorted(named))}), "
-            f"got {', '.join(missing)}"
-        )
+    check_targets(model, settings)
     config = PeftConfig(
         r=settings.rank, target_modules=list(settings.targets), lora_dropout=0.0,
         lora_alpha=cast(int, settings.alpha),  # any number: it is divided by the rank

@@ -22,7 +22,7 @@ from common.config_backend import LoraConfig
 from common.errors import StorageError
 from common.tokenizer import WordTokenizer
 from learner.lora import load_policy
-from learner.policy import TokenLogprobs
+from learner.policy import TokenLogprobs, check_model
 
 B = TypeVar("B")
 Forward = Callable[[PreTrainedModel, B, float], TokenLogprobs]
@@ -71,8 +71,16 @@ def load_reference(
     if config.learner.regularizer.kl_coefficient == 0:
         return None
     folder = reference_folder(config, warmstart)
-    model = load_policy(folder, LoraConfig(), seed=0)  # adapters that lie there are merged
-    if WordTokenizer.load(folder).sha256 != tokenizer.sha256:
+    try:
+        check_model(folder)
+        model = load_policy(folder, LoraConfig(), seed=0)  # adapters that lie there are merged
+        vocabulary = WordTokenizer.load(folder).sha256
+    except StorageError as error:
+        raise StorageError(
+            f"the reference model cannot be loaded: {str(error).partition('; run role=')[0]}; set "
+            "learner.regularizer.reference to the folder of a saved model (empty = what the run started from)"
+        ) from error
+    if vocabulary != tokenizer.sha256:
         raise StorageError(
             f"the reference model at {folder} has another tokenizer.json than the policy: its token ids mean "
             "other words; set learner.regularizer.reference to a model made with the same vocabulary"

@@ -47,7 +47,7 @@ def start_run(config: Config, rundir: RunDir) -> Start:
     """Find what the run starts from, and check it.
 
     Raises:
-        StorageError: there are no starting weights, or no checkpoint can be used.
+        StorageError: there are no starting weights, no checkpoint can be used, or it is another run's.
     """
     checkpoint = newest_checkpoint(rundir.checkpoints)
     folder = checkpoint.path if checkpoint is not None else starting_weights(config, rundir)
@@ -57,6 +57,7 @@ def start_run(config: Config, rundir: RunDir) -> Start:
         lineage = 1 + max(_starts(_journal(rundir)), default=-1)
         at = (0,) * (lineage + 1)
         return Start(folder, tokenizer, Version(lineage=lineage, step=0), resumed_at=at)
+    _refuse_another_run(checkpoint, rundir)
     if checkpoint.state.config_hash != config_hash(config):
         raise StorageError(
             f"the checkpoint {checkpoint.path} was made with other environment or sampling settings; "
@@ -106,6 +107,16 @@ def left_behind(before: LearnerBook, step: int) -> tuple[int, int]:
     return len((set(beyond) - lost) | waiting), len(lost)
 
 
+def _refuse_another_run(checkpoint: Checkpoint, rundir: RunDir) -> None:
+    """Raise `StorageError` for a checkpoint whose trees this run's allocator knows nothing of."""
+    whose, here = checkpoint.state.origin.run, rundir.born
+    if whose and here and whose != here:
+        raise StorageError(
+            f"the checkpoint {checkpoint.path} is of another run ({whose}; this one is {here}): put the "
+            f"run's own back, or start a new run from it with model.path={checkpoint.path}"
+        )
+
+
 def _refuse_other_settings(checkpoint: Checkpoint, config: Config) -> None:
     """Raise `ConfigError` for settings that must not change under a run."""
     begun = flat(checkpoint.state.origin.config)
@@ -114,7 +125,7 @@ def _refuse_other_settings(checkpoint: Checkpoint, config: Config) -> None:
 
 def origin_of(config: Config, rundir: RunDir) -> Origin:
     """What makes the checkpoints of this process."""
-    return Origin(to_plain(config), dict(packages()), commit(), recorded_run(rundir.tracking))
+    return Origin(to_plain(config), dict(packages()), commit(), recorded_run(rundir.tracking), rundir.born)
 
 
 def _journal(rundir: RunDir) -> list[Record]:

@@ -41,6 +41,8 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the sources, where they are a git checkout."""
     mlflow_run: str = ""
     """Where the run is recorded, once it is."""
+    run: str = ""
+    """`RunDir.born` of the run; empty in checkpoints made before this was kept."""
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,6 +33,7 @@ from common.seeds import derive_seed
 from common.tokenizer import WordTokenizer
 from learner.backend.optimizer import adamw
 from learner.batching import micro_batches
+from learner.lora import check_targets
 from learner.policy import build_model, load_model, model_files, token_logprobs, use_threads
 from learner.rows import Row
 
@@ -73,6 +74,7 @@ def run_warmstart_training(
 
     Raises:
         StorageError: demonstrations are missing or damaged, or the disk refuses.
+        ConfigError: the learner would refuse the model: adapters are asked for layers that it does not have.
     """
     setup_logs(ROLE, rundir.log_file(ROLE), run=rundir.id)
     use_threads(1 if config.deterministic else None)
@@ -80,6 +82,7 @@ def run_warmstart_training(
     rows = [row for tree in read_demonstrations(rundir.demonstrations_file) for row in supervised_rows(tree)]
     seed = derive_seed("model", config.seed)
     model = build_model(config.model, tokenizer, seed) if start is None else load_model(start)
+    check_targets(model, config.learner.lora)  # before the time is spent, not when the learner starts
     metrics = MetricsClient(
         config.cluster.tracker if config.tracking.enabled else "", ROLE, ROLE,
         run=rundir.id, security=config.security,

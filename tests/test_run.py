@@ -109,6 +109,10 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
         ("tracking.uri must be a folder or a URI", "http, https, sqlite", "'foo://bar'"),
     ),
     ("model.path=no/such", ("model.path must be a folder with a saved model", "'no/such'", "no such folder")),
+    (
+        "learner/regularizer=kl learner.regularizer.reference=no/such",
+        ("learner.regularizer.reference must be a folder with a saved model", "'no/such'", "no such folder"),
+    ),
     ("role=learner", ("run must be a run directory for role=learner", "got ''")),
     ("role=audit run=nowhere", ("nowhere is not a run directory",)),
     ("seed=null", ("seed must be a whole number", "'null'")),

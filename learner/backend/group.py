@@ -225,10 +225,20 @@ class Group:
 
 
 def given_rank() -> int:
-    """The rank that a launcher, or rank 0, gave this process; 0 where nobody did."""
+    """The rank that a launcher, or rank 0, gave this process; 0 where nobody did.
+
+    Raises:
+        ConfigError: it is no number, or comes without the number of ranks: a rank of nobody's group would
+            wait for a rank 0 that does not exist.
+    """
     word = os.environ.get("RANK", "0")
     if not word.isdigit():
         raise ConfigError(f"RANK in the environment must be a whole number, got {word!r}: unset it")
+    if "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"RANK={word} is in the environment without WORLD_SIZE: let a launcher set both, or unset "
+            "RANK and use learner.backend.processes"
+        )
     return int(word)
 
 
@@ -243,6 +253,7 @@ def open_group(settings: BackendConfig, logs: Path) -> Group:
         ConfigError: the environment is half set, or asks for a GPU that is not there.
         RankLost: not all of them came.
     """
+    given_rank()  # refuses half of an environment
     device = choose_device(settings.device)
     timeout = timedelta(seconds=settings.collective_timeout_s)
     children, lifeline = list[Child](), None
@@ -284,6 +295,12 @@ def _from_launcher(timeout: timedelta) -> tuple[int, int, c10d.Store]:
         raise ConfigError(
             f"WORLD_SIZE is in the environment without {', '.join(missing)}: let a launcher set all of them, "
             "or unset it and use learner.backend.processes"
+        )
+    world_word = os.environ["WORLD_SIZE"]
+    if not world_word.isdigit() or given_rank() >= int(world_word):
+        raise ConfigError(
+            f"RANK in the environment must be below WORLD_SIZE, got {os.environ['RANK']} and {world_word!r}: "
+            "let a launcher set both, or unset both"
         )
     try:
         store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))

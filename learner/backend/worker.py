@@ -25,7 +25,7 @@ import msgspec
 from torch import Tensor
 
 from common.config_backend import BackendConfig
-from common.errors import StorageError
+from common.errors import ConfigError, StorageError
 from common.nouns import Tree
 from learner.backend.base import Backend
 from learner.backend.group import Group, open_group
@@ -134,12 +134,18 @@ def run_rank(settings: BackendConfig, logs: Path, build: Build[object]) -> int:
 
     Raises:
         RankLost: rank 0 or another rank is gone.
-        StorageError, ConfigError: as rank 0 raises them too.
+        StorageError, ConfigError: as rank 0 raises them too; also where this is rank 0 after all, which would
+            wait for its own orders.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     with open_group(settings, logs) as group:
+        if group.rank == 0:
+            raise ConfigError(
+                f"RANK in the environment must be 0 for rank 0 of {group.world}: let a launcher set RANK and "
+                "WORLD_SIZE, or unset both"
+            )
         LOG.info("rank %d of %d on %s", group.rank, group.world, group.device)
         follow(group, build)
     return 0

@@ -80,3 +80,10 @@ def test_a_library_that_is_missing_is_named_where_it_is_needed_and_only_there(mo
     with pytest.raises(ConfigError, match=remedy):
         validate(config(**chosen))
     validate(config(Role.ALLOCATOR, **chosen))
+
+
+def test_both_bounds_of_alpha_are_told():
+    with pytest.raises(
+        ConfigError, match=r"learner\.lora\.alpha must be above 0 and below 1000000, got 1000000\.0"
+    ):
+        LoraConfig(alpha=1e6)

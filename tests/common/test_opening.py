@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.config import Config, ModelConfig, Role
+from common.config_learner import RegularizerConfig
 from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter
 from common.opening import MODEL_FILES, before_training, open_run, refuse_trained
@@ -68,3 +69,33 @@ def test_a_complete_model_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     made = open_run(Config(run=str(tmp_path / "new"), model=ModelConfig(path=str(tmp_path))))
     assert made.config_file.is_file()
+
+
+def held_near(reference: str, start: str = "", **more: object) -> Config:
+    config = Config(model=ModelConfig(path=start), **more)  # type: ignore[arg-type]
+    config.learner.regularizer = RegularizerConfig(kl_coefficient=0.1, reference=reference)
+    return config
+
+
+def test_a_reference_that_is_not_there_is_noticed_before_anything_is_made(tmp_path: Path) -> None:
+    config = held_near("no/such", runs_dir=str(tmp_path / "runs"))
+    with pytest.raises(
+        ConfigError, match=r"^learner\.regularizer\.reference must be .* 'no/such': there is no"
+    ):
+        open_run(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", [Role.LOCAL, Role.LEARNER])
+@pytest.mark.parametrize("reference, start, key", [("gone", "", "reference"), ("", "gone", r"model\.path")])
+def test_a_run_with_a_checkpoint_needs_its_reference_all_the_same(
+    run: RunDir, role: Role, reference: str, start: str, key: str
+) -> None:
+    (run.checkpoints / "step-00000001").mkdir()
+    path = str(run.path)
+    with pytest.raises(ConfigError, match=rf"{key} must be a folder with a saved model.* got 'gone'"):
+        open_run(held_near(reference, start, role=role, run=path, resume=path if role is Role.LOCAL else ""))
+
+
+def test_nobody_but_the_learner_needs_the_reference(run: RunDir) -> None:
+    assert open_run(held_near("gone", role=Role.ALLOCATOR, run=str(run.path))).path == run.path

@@ -7,7 +7,7 @@ import pytest
 from common.config import Config, to_plain
 from common.config_learner import OptimizerConfig
 from common.errors import ConfigError
-from common.resuming import FREE, GROWING, differences, flat, refuse
+from common.resuming import FREE, FREE_WITH_TORCH, GROWING, differences, flat, refuse
 from common.settings import settings
 
 
@@ -26,7 +26,7 @@ def test_the_same_settings_do_not_differ() -> None:
 def test_places_waits_and_numbers_of_actors_may_differ() -> None:
     config = Config(run="x", runs_dir="elsewhere")
     config.cluster.actors, config.cluster.allocator = 7, "tcp://10.0.0.1:1"
-    config.tracking.enabled, config.learner.checkpoint_every, config.model.path = False, 3, "m"
+    config.tracking.enabled, config.learner.checkpoint_every = False, 3
     assert differences(begun(), config) == []
 
 
@@ -58,5 +58,29 @@ def test_settings_of_another_release_are_passed_over() -> None:
 
 def test_what_may_change_is_a_setting() -> None:
     keys = [key for key, _, _ in settings(Config())]
-    for name in (*FREE, *GROWING):
+    for name in (*FREE, *FREE_WITH_TORCH, *GROWING):
         assert any(key.startswith(name) for key in keys), name
+
+
+def test_how_an_update_is_computed_may_change() -> None:
+    config = Config()
+    backend = config.learner.backend
+    backend.collective_timeout_s, backend.device, backend.gradient_checkpointing = 9.0, "cpu", True
+    assert differences(begun(), config) == []
+
+
+@pytest.mark.parametrize("name, told", [("torch", []), ("deepspeed", ["learner.backend.processes"])])
+def test_the_number_of_ranks_may_change_where_one_of_them_saves_everything(
+    name: str, told: list[str]
+) -> None:
+    config = Config()
+    config.learner.backend.name = name
+    recorded = flat(to_plain(config))
+    config.learner.backend.processes = 2
+    assert [each.key for each in differences(recorded, config)] == told
+
+
+def test_the_weights_a_run_started_from_stay_named_since_they_may_be_its_reference() -> None:
+    config = Config()
+    config.model.path = "elsewhere"
+    assert [str(each) for each in differences(begun(), config)] == ["model.path must be '', got elsewhere"]

@@ -415,3 +415,33 @@ def test_a_pickle_offered_as_the_optimiser_is_not_executed(tmp_path):
     with pytest.raises(StorageError, match=r"optimizer.safetensors of the checkpoint is damaged"):
         restore(found, model, backend)
     assert not canary.exists()
+
+
+# ------------------------------------------------------------------------------------------- of one step only
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_not_taken_for_it(tmp_path):
+    save(tmp_path, 1).rename(tmp_path / "step-00000009")
+    save(tmp_path, 2, keep=9)
+    with pytest.raises(
+        module.Damaged, match=r"is of step 1, its name must be step-00000001: was it renamed\?"
+    ):
+        read_checkpoint(tmp_path / "step-00000009")
+    assert newest_checkpoint(tmp_path).state.step == 2
+    (aside,) = tmp_path.glob("corrupt-step-00000009-*")
+    assert read_checkpoint(aside).state.step == 1, "a name that says no step can be looked at"
+
+
+@pytest.mark.parametrize("key, said", [("step", "step 7 of lineage 0"), ("lineage", "step 1 of lineage 7")])
+def test_a_manifest_of_another_state_is_damage(tmp_path, key, said):
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    (path / MANIFEST_FILE).write_text(json.dumps({**manifest, key: 7}))
+    with pytest.raises(module.Damaged, match=f"says {said}, state.msgpack step 1 of lineage 0"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_of_format_1_under_another_name_is_refused_too(tmp_path):
+    shutil.copytree(OLD, tmp_path / "step-00000005")
+    with pytest.raises(module.Damaged, match="is of step 2"):
+        read_checkpoint(tmp_path / "step-00000005")

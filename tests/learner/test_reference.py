@@ -72,8 +72,10 @@ def test_training_the_policy_does_not_move_the_reference(tmp_path):
 
 
 def test_a_missing_reference_names_the_folder(tmp_path):
-    with pytest.raises(StorageError, match="there is no model at"):
+    with pytest.raises(StorageError, match=r"there is no model at .*gone") as raised:
         load_reference(config(reference=str(tmp_path / "gone")), tmp_path, TOKENIZER, forward)
+    assert "set learner.regularizer.reference to" in str(raised.value)
+    assert "role=warmstart" not in str(raised.value), "it would write another folder"
 
 
 def test_a_reference_of_another_vocabulary_is_refused(tmp_path):

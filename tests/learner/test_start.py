@@ -8,7 +8,7 @@ import pytest
 
 from common.audit_books import read_learner
 from common.config import Config, config_hash
-from common.errors import ConfigError
+from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter, read_journal
 from common.nouns import Version
 from common.rundir import RunDir
@@ -158,3 +158,20 @@ def test_settings_that_a_checkpoint_was_not_made_with_are_all_named(rundir: RunD
     said = str(raised.value)
     assert "seed must be 3, got 0; learner.steps must be 9 or more, got 3; " in said
     assert "learner.batch_trees must be 8, got 4" in said and "checkpoint_every" not in said
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_left_where_it_lies(
+    tmp_path: Path, rundir: RunDir
+) -> None:
+    other = RunDir.create(tmp_path / "elsewhere", "other")
+    save(rundir, state(0, 8, (0,), origin_of(CONFIG, other)))
+    with pytest.raises(StorageError, match=r"is of another run \(other of .*; this one is run of ") as raised:
+        start_run(CONFIG, rundir)
+    assert raised.value.exit_code == 4 and (rundir.checkpoints / "step-00000008").is_dir()
+
+
+def test_a_run_that_was_renamed_keeps_its_checkpoints(tmp_path: Path, rundir: RunDir) -> None:
+    save(rundir, state(0, 8, (0,), origin_of(CONFIG, rundir)))
+    moved = RunDir.open(rundir.path.rename(tmp_path / "moved"))
+    assert moved.born == origin_of(CONFIG, moved).run != ""
+    assert start_run(CONFIG, moved).version == Version(1, 8)

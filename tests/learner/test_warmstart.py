@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from common.config import Config, TrackingConfig, WarmstartConfig
-from common.errors import StorageError
+from common.config_backend import LoraConfig
+from common.config_learner import LearnerConfig
+from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter
 from common.metrics import MetricsClient
 from common.nouns import Tree
@@ -158,3 +160,12 @@ def test_a_record_that_is_no_tree_is_refused(tmp_path):
         journal.append("tree", tree={"id": 1})
     with pytest.raises(StorageError, match="not a tree"):
         read_demonstrations(tmp_path / "demos.tw")
+
+
+def test_adapters_for_layers_that_are_not_there_are_refused_before_the_model_is_trained(rundir):
+    config = dataclasses.replace(CONFIG, learner=LearnerConfig(lora=LoraConfig(rank=2, targets=["nosuch"])))
+    with pytest.raises(ConfigError, match=r"learner\.lora\.targets must name linear layers .* got nosuch"):
+        run_warmstart_training(config, rundir)
+    assert not (rundir.warmstart_model / "config.json").exists()
+    config.learner.lora = LoraConfig(rank=0, targets=["nosuch"])
+    assert run_warmstart_training(config, rundir) == 0

@@ -1,10 +1,13 @@
 """Finding other ranks, and the sentences where that goes wrong; several real ranks are in test_ranks.py."""
 
+import threading
+
 import pytest
 import torch
 
 from common.config_backend import BackendConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, TreewardError
+from learner.backend import worker
 from learner.backend.group import RankLost, given_rank, open_group, speaks_of_peers
 
 
@@ -56,3 +59,49 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path):
 def test_a_mistake_of_our_own_is_not_taken_for_a_lost_rank():
     assert speaks_of_peers(RuntimeError("[gloo/transport/tcp/pair.cc:546] Connection closed by peer"))
     assert not speaks_of_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_without_the_number_of_ranks_is_refused_wherever_it_is_looked_at(tmp_path, monkeypatch, rank):
+    """It took itself for rank 0 of 1, and waited for orders that it would have had to give."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for ask in (given_rank, lambda: open_group(BackendConfig(device="cpu"), tmp_path)):
+        with pytest.raises(
+            ConfigError, match=rf"^RANK={rank} is in .* without WORLD_SIZE: .* unset RANK"
+        ) as raised:
+            ask()
+        assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("rank, world", [("1", "1"), ("2", "2"), ("0", "two")])
+def test_a_rank_beyond_the_number_of_ranks_is_refused_at_once(tmp_path, monkeypatch, rank, world):
+    environment = {"WORLD_SIZE": world, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"must be below WORLD_SIZE, got {rank} and '{world}'"):
+        open_group(BackendConfig(device="cpu", collective_timeout_s=1.0), tmp_path)
+
+
+def test_rank_0_never_follows_since_nobody_would_give_it_orders(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def build(group, folder):
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(
+        worker, "follow", lambda group, build: build(group, tmp_path)
+    )  # it would never return
+    result: list[TreewardError] = []
+
+    def follow():  # beside the main thread, whose signals stay as they are
+        try:
+            worker.run_rank(BackendConfig(device="cpu"), tmp_path, build)
+        except TreewardError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    thread.join(20)
+    assert isinstance(result[0], ConfigError) and "must be 0 for rank 0 of 1" in str(result[0])
