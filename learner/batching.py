@@ -58,7 +58,8 @@ class MicroBatch:
     pair_branches_M: Tensor
     """Index into `branches`."""
     pair_turns_M: Tensor
-    """Which turn of which branch: equal numbers are one turn of one branch."""
+    """Which turn of which branch: equal numbers are one turn of one branch. For losses of whole turns
+    (`learner.streams`)."""
     pair_advantages_M: Tensor
     pair_weights_M: Tensor
     branches: tuple[int, ...]

@@ -191,7 +191,7 @@ class Learner:
         self._journal.append(  # the three together are all tokens of the trees
             "consumed", trees=numbers, lineage=self._version.lineage, step=self._version.step,
             tokens_trained=counts.tokens_trained, tokens_no_contrast=counts.tokens_without_contrast,
-            tokens_context=counts.tokens_stale + counts.tokens_without_credit,
+            tokens_context=counts.tokens_context,
         )  # fmt: skip
         self._journal.flush(sync=False)
         return report

@@ -5,8 +5,8 @@
 What shared tokens are worth is kept as *pairs* of a token and a branch that trains it. A clipped loss is
 linear in the advantage on either side of zero, but not across it, so that the sums of positive and of
 negative coefficients, apart, give the gradient of branch-by-branch training exactly; terms without an
-advantage need the summed weight; sequence losses need the pairs themselves. A prefix that two groups of the
-same tree repeat is trained by the branches of each: the sums add up.
+advantage need the summed weight; losses of whole branches or turns need the pairs themselves. A prefix that
+two groups of the same tree repeat is trained by the branches of each: the sums add up.
 
 Shapes: T tokens of the packed sequence, N trained tokens (each once), M pairs, B branches.
 """
@@ -57,7 +57,8 @@ class Packed:
     pair_branches: Ints
     """`[M]` index into the B branches."""
     pair_turns: Ints
-    """`[M]` which turn of which branch, 0 to the number of those with trained tokens − 1."""
+    """`[M]` which turn of which branch, 0 to the number of those with trained tokens − 1. For losses of whole
+    turns (`learner.streams`)."""
     pair_advantages: Floats
     """`[M]`"""
     pair_weights: Floats

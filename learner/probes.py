@@ -8,7 +8,8 @@ tree cost one pass over the tokens that lead to them, each token once, and over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,11 @@ from common.nouns import ROOT, Tree, ids
 from learner.batching import of_packed
 from learner.layout import lay_out, path_of
 from learner.packing import Group, pack_group
-from learner.policy import token_logprobs
+from learner.policy import TokenLogprobs, token_logprobs
 from learner.rows import NO_LAG, Ints, Row
+
+Run = Callable[[Callable[[PreTrainedModel], TokenLogprobs]], TokenLogprobs]
+"""The way to a model's outputs: `learner.backend.base.Backend.run`, for one."""
 
 
 class Hung(NamedTuple):
@@ -34,7 +38,11 @@ class Hung(NamedTuple):
 
 
 def probe_logprobs(
-    model: PreTrainedModel, tree: Tree, probes: Sequence[Hung], temperature: float = 1.0
+    model: PreTrainedModel,
+    tree: Tree,
+    probes: Sequence[Hung],
+    temperature: float = 1.0,
+    run: Run | None = None,
 ) -> list[Tensor]:
     """log π of each token of each probe, given the walk to its node and the probe's tokens before it.
 
@@ -43,6 +51,9 @@ def probe_logprobs(
         tree: only the walks to the probed nodes are computed.
         probes: in any order; several may hang below one node.
         temperature: logits are divided by it.
+        run: where the model is a backend's, that backend's `run`: weights in shards are whole and passes are
+            in the dtype of the configuration only there. One call whenever there are probes, which under
+            ZeRO 3 is collective: every rank asks for as many trees. None = the model is called as it is.
 
     Returns:
         `[tokens]` for each probe, in the order given, on the CPU.
@@ -57,8 +68,10 @@ def probe_logprobs(
     paths = tuple(path_of(row) for row in rows)
     batch = of_packed(pack_group(rows, Group(tuple(range(len(rows))), paths, lay_out(paths))))
     device = next(model.parameters()).device
+    forward = partial(token_logprobs, batch=batch.to(device), temperature=temperature)
     with torch.no_grad():
-        logprobs = token_logprobs(model, batch.to(device), temperature).logprobs.cpu()
+        found = forward(model) if run is None else run(forward)
+    logprobs = found.logprobs.cpu()
     # Tokens come by node and place in it, and each probe is a node of its own: in the order of the probes.
     return list(logprobs.split([len(probe.ids) for probe in probes]))
 

@@ -79,6 +79,7 @@ def count_metrics(report: UpdateReport) -> dict[str, float]:
         "tokens_without_contrast": counts.tokens_without_contrast,
         "tokens_stale": counts.tokens_stale,
         "tokens_without_credit": counts.tokens_without_credit,
+        "tokens_demonstrated": counts.tokens_demonstrated,
         "branch_tokens": counts.tokens_generated / max(1, counts.branches),
         "stale_branches": counts.stale_branches,
         "stale_branch_tokens": counts.stale_branch_tokens / stale,

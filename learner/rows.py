@@ -83,21 +83,29 @@ class RowCounts:
     branches: int = 0
     """With an outcome."""
     tokens_generated: int = 0
-    """All action tokens: trained + without contrast + stale + without credit."""
+    """All action tokens: trained + without contrast + stale + without credit + demonstrated."""
     tokens_trained: int = 0
     """Trained by at least one branch that has a gradient: these went through a forward and backward pass."""
     tokens_without_contrast: int = 0
     """Young enough, but all branches that train them are paid exactly zero, and skipped."""
     tokens_stale: int = 0
-    """Older than K: context without gradient."""
+    """Sampled by weights older than K: context without gradient."""
     tokens_without_credit: int = 0
     """Young enough, but no branch trains them (their continuation ended without an outcome)."""
+    tokens_demonstrated: int = 0
+    """Of demonstrations: no weights sampled them, so that they are context whatever K is."""
     stale_branches: int = 0
-    """With nothing young enough left to train; they stay in every denominator. Short by construction: the
-    longer a branch took, the likelier it is that newer weights sampled its end."""
+    """With tokens to train, all of which are older than K; they stay in every denominator. Short by
+    construction: the longer a branch took, the likelier it is that newer weights sampled its end. A branch
+    that has none to train at any K (it sampled nothing, weighs 0, is all demonstration) is not among them."""
     stale_branch_tokens: int = 0
     stale_branch_reward: float = 0.0
     """Sum of raw rewards of the stale branches."""
+
+    @property
+    def tokens_context(self) -> int:
+        """Action tokens that could not be trained, whatever they would have been paid."""
+        return self.tokens_stale + self.tokens_without_credit + self.tokens_demonstrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +116,20 @@ class _Span:
     num_actions: int
     behaviour: Floats
     lags: Ints
+    sampled: bool
+    """By weights: false for a demonstration."""
+
+    def stale(self, max_lag: int) -> int:
+        """How many of its tokens were sampled by weights that are too old."""
+        return int((self.lags > max_lag).sum()) if self.sampled else 0
 
 
 def build_rows(
     tree: Tree, credits: Sequence[BranchCredit], node_weight: NodeWeight, clock: Clock, counts: RowCounts,
     trains_unpaid: bool = False,
 ) -> list[Row]:  # fmt: skip
-    """Rows of a tree's branches in the tree's order; those with nothing to train are counted and left out.
+    """Rows of a tree's branches in the tree's order; those with nothing to train are left out, and
+    counted where age is the reason.
 
     Args:
         tree: as finished.
@@ -135,7 +150,10 @@ def build_rows(
         nodes.update(node.index for node, share in zip(credit.turns, shares, strict=True) if share)
         if row.trained.any():
             rows.append(row)
-        else:
+        elif any(
+            share and spans[node.index].stale(clock.max_lag)
+            for node, share in zip(credit.turns, shares, strict=True)
+        ):
             _count_stale_branch(credit, counts)
     counts.branches += len(credits)
     _count_tokens(spans, trained, uncontrasted, clock.max_lag, counts)
@@ -153,6 +171,7 @@ def _span(node: Node, clock: Clock) -> _Span:
         # A demonstration has neither: no weights sampled it, so it is context here and never trained.
         behaviour=floats(turn.logprobs).astype(np.float32) if sampled else np.zeros(count, np.float32),
         lags=np.asarray(lags if lags else [INFINITELY_STALE] * count, np.int64),
+        sampled=sampled,
     )
 
 
@@ -224,9 +243,13 @@ def _count_tokens(
 ) -> None:
     """Each node's tokens, once; `trained` goes before `uncontrasted` where branches share a node."""
     for index, span in enumerate(spans):
-        fresh = int((span.lags <= max_lag).sum())
         counts.tokens_generated += span.num_actions
-        counts.tokens_stale += span.num_actions - fresh
+        if not span.sampled:
+            counts.tokens_demonstrated += span.num_actions
+            continue
+        stale = span.stale(max_lag)
+        fresh = span.num_actions - stale
+        counts.tokens_stale += stale
         if index in trained:
             counts.tokens_trained += fresh
         elif index in uncontrasted:

@@ -39,7 +39,7 @@ class Streams(NamedTuple):
     """`[M]` its branch: 0 to B − 1."""
     pair_turns: Tensor
     """`[M]` its turn: 0 to the number of (branch, turn) segments − 1; equal numbers are one turn of one
-    branch."""
+    branch. For losses with one ratio a turn; none of those in `learner.loss` today reads it."""
     pair_advantages: Tensor
     """`[M]`"""
     pair_weights: Tensor

@@ -219,7 +219,10 @@ class Updater:
         log: TokenLog | None,
     ) -> float:  # fmt: skip
         """Gradients of the objective over some rows; returns its value."""
-        prompts = self._settings.batch_trees / self._settings.loss.minibatches
+        # Of one optimiser step: a batch is never cut into more parts than it has trees.
+        prompts = self._settings.batch_trees / min(
+            self._settings.loss.minibatches, self._settings.batch_trees
+        )
         total = 0.0
         for batch in self._my_share(self._cut(rows, chosen)):
             if batch is None:

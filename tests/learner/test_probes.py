@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from common.config_backend import BackendConfig
 from common.nouns import ids
+from learner.backend.alone import alone as backend_around
 from learner.probes import Hung, probe_logprobs
 from tests.learner.forests import ARCHITECTURES, VOCABULARY, random_tree, tiny_model
+from tests.learner.helpers import learner_config
 
 
 def alone(model, tree, probe: Hung, temperature: float) -> torch.Tensor:
@@ -69,3 +72,50 @@ def test_no_probes_cost_nothing():
 def test_a_probe_without_tokens_or_below_a_node_that_is_not_there_is_refused(probe):
     with pytest.raises(ValueError, match="a probe of tree 0 needs a token"):
         probe_logprobs(tiny_model(), random_tree(np.random.default_rng(0)), [probe])
+
+
+def test_a_backend_s_model_is_asked_within_its_run_alone():
+    """As under ZeRO 3, where a layer has no weights outside of it."""
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng)
+    probes = probes_of(tree, rng)
+    expected = probe_logprobs(tiny_model(), tree, probes)
+    sharded, runs = tiny_model(), []
+    whole = {name: parameter.data for name, parameter in sharded.named_parameters()}
+
+    def let_go():
+        for parameter in sharded.parameters():
+            parameter.data = torch.empty(0)
+
+    def run(forward):
+        runs.append(forward)
+        for name, parameter in sharded.named_parameters():
+            parameter.data = whole[name]
+        try:
+            return forward(sharded)
+        finally:
+            let_go()
+
+    let_go()
+    for one, other in zip(probe_logprobs(sharded, tree, probes, run=run), expected, strict=True):
+        assert torch.equal(one, other)
+    assert len(runs) == 1
+    assert probe_logprobs(sharded, tree, [], run=run) == [] and len(runs) == 1
+
+
+def test_probes_are_scored_in_the_dtype_of_the_backend():
+    rng = np.random.default_rng(6)
+    tree = random_tree(rng)
+    probes = probes_of(tree, rng)
+
+    def scores(dtype: str) -> torch.Tensor:
+        backend = backend_around(
+            tiny_model(), learner_config(backend=BackendConfig(dtype=dtype, device="cpu"))
+        )
+        return torch.cat(probe_logprobs(backend.model, tree, probes, run=backend.run))
+
+    exact = torch.cat(probe_logprobs(tiny_model(), tree, probes))
+    assert torch.equal(scores("float32"), exact)
+    half = scores("bfloat16")
+    assert not torch.equal(half, exact)
+    torch.testing.assert_close(half, exact, rtol=0.05, atol=0.05)

@@ -109,7 +109,7 @@ def test_a_step_says_everything_it_should_in_numbers_and_in_one_line(caplog):
         "success", "mixed", "loss", "grad_norm", "clip_fraction", "ratio_ess", "ratio_q50", "lag_share_0",
         "entropy", "logprob_gap", "tokens_trained", "tokens_generated", "tokens_stale", "wait_trees_s",
         "trees_dropped_stale", "step_s", "tokens_without_contrast", "minibatches_skipped", "drop_fraction",
-        "kl_behaviour", "rifb", "advantage_mass",
+        "kl_behaviour", "rifb", "advantage_mass", "tokens_demonstrated",
     ):  # fmt: skip
         assert name in metrics, name
     with caplog.at_level(logging.INFO, logger="treeward.learner"):

@@ -119,25 +119,27 @@ def test_versions_of_an_abandoned_lineage_are_infinitely_stale():
 
 
 @pytest.mark.parametrize("weight", NodeWeight)
-def test_every_generated_token_is_trained_stale_or_without_credit(weight):
+def test_every_generated_token_is_trained_stale_demonstrated_or_without_credit(weight):
     new = Version(lineage=0, step=2)
     tree = make_tree(
         [
             node(1, 0, 0, 0, turn((6, 7), versions=[(V0, 1), (new, 1)])),
             node(2, 1, 1, 0, turn((8,), versions=[(new, 1)]), depth=2),
             node(3, 0, 2, 0, turn((9, 9), versions=[(new, 2)])),
+            node(4, 2, 1, 1, turn((7, 8, 9), (6,), logprobs=(), versions=()), depth=3),
         ],
         [
             continuation(0, [1], None),
-            continuation(1, [2], 1.0, anchor=1),
+            continuation(1, [2, 4], 1.0, anchor=1),
             continuation(2, [3], None),
         ],
     )
     _, counts = rows_of(tree, weight, Clock(new, max_lag=0))
-    assert counts.tokens_generated == 5
-    parts = counts.tokens_trained, counts.tokens_without_contrast, counts.tokens_stale
-    assert sum(parts) + counts.tokens_without_credit == 5
-    assert counts.tokens_stale == 1
+    assert counts.tokens_generated == 8
+    taken = counts.tokens_trained + counts.tokens_without_contrast
+    assert taken + counts.tokens_stale + counts.tokens_without_credit + counts.tokens_demonstrated == 8
+    assert taken + counts.tokens_context == 8
+    assert (counts.tokens_stale, counts.tokens_demonstrated) == (1, 3)
 
 
 def test_tokens_that_are_paid_exactly_zero_are_not_counted_as_trained():
@@ -171,8 +173,56 @@ def test_a_demonstration_inside_a_tree_is_context():
     tree = make_tree(
         [node(1, 0, 0, 0, shown), node(2, 1, 0, 1, turn((9,)), depth=2)], [continuation(0, [1, 2], 1.0)]
     )
-    (row,), _ = rows_of(tree)
+    (row,), counts = rows_of(tree)
     assert row.trained.tolist() == [False] * 6 + [True]
+    assert (counts.tokens_generated, counts.tokens_trained) == (3, 1)
+    assert (counts.tokens_demonstrated, counts.tokens_stale, counts.tokens_without_credit) == (2, 0, 0)
+
+
+NEW = Version(lineage=0, step=2)
+SHOWN, OLD, YOUNG = turn((6, 7), logprobs=(), versions=()), turn((8, 9)), turn((5,), versions=[(NEW, 1)])
+
+
+@pytest.mark.parametrize("weight", NodeWeight)
+@pytest.mark.parametrize(
+    "made, worth, stale",
+    [
+        ([OLD], 0.5, 1),
+        ([SHOWN, OLD], 0.5, 1),
+        ([OLD, SHOWN], 0.5, 1),
+        ([OLD], 0.0, 0),
+        ([SHOWN], 0.5, 0),
+        ([OLD, YOUNG], 0.5, 0),
+        ([], 0.5, 0),
+    ],
+    ids=[
+        "old",
+        "old behind a demonstration",
+        "old before one",
+        "weight 0",
+        "demonstration",
+        "mixed",
+        "empty",
+    ],
+)
+def test_a_branch_is_stale_only_by_tokens_of_its_own_that_are_too_old(made, worth, stale, weight):
+    tree = make_tree(
+        [node(at + 1, at, 0, at, each, depth=at + 1) for at, each in enumerate(made)],
+        [continuation(0, list(range(1, len(made) + 1)), 1.0, weight=worth)],
+    )
+    rows, counts = rows_of(tree, weight, Clock(NEW, max_lag=1))
+    assert len(rows) == (YOUNG in made)
+    assert (counts.branches, counts.stale_branches, counts.stale_branch_reward) == (1, stale, stale)
+    assert counts.stale_branch_tokens == stale * tree.num_action_tokens()
+
+
+def test_a_continuation_that_sampled_nothing_is_not_stale_by_what_it_inherited():
+    tree = make_tree([node(1, 0, 0, 0, OLD)], [continuation(0, [1], 1.0), continuation(1, [], 1.0, anchor=1)])
+    rows, counts = rows_of(tree, NodeWeight.GRANTED, Clock(NEW, max_lag=1))
+    assert rows == [] and (counts.branches, counts.stale_branches) == (2, 1)
+    # Where branches below share a token it is theirs to train, and both have lost all they had.
+    for shared in (NodeWeight.LEAF_SHARE, NodeWeight.ONCE):
+        assert rows_of(tree, shared, Clock(NEW, max_lag=1))[1].stale_branches == 2
 
 
 def test_a_row_whose_coefficients_are_all_zero_has_no_gradient():

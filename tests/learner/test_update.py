@@ -260,6 +260,22 @@ def test_a_part_without_trees_is_no_step_on_momentum_alone():
     assert int(state["step"]) == 4  # two parts in each of two epochs
 
 
+def test_more_parts_than_trees_are_as_many_as_there_are_trees():
+    """The prompts of an optimiser step are those of the parts there are: no part is worth more for it."""
+
+    def report(minibatches: int):
+        model, up = updater(learner_config(batch_trees=2, loss=LossConfig(minibatches=minibatches)))
+        found = up.update(batch(count=2), CLOCK)
+        return found.metrics["loss"], found.metrics["grad_norm"], list(model.parameters())
+
+    loss, norm, weights = report(2)
+    assert loss != 0 and norm > 0
+    for minibatches in (4, 8):
+        other_loss, other_norm, others = report(minibatches)
+        assert (other_loss, other_norm) == (loss, norm)
+        assert all(map(torch.equal, weights, others))
+
+
 def test_a_batch_of_no_trees_changes_nothing():
     model, up = updater(learner_config())
     before = [parameter.clone() for parameter in model.parameters()]

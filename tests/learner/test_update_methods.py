@@ -101,8 +101,9 @@ def test_regularisers_are_the_same_packed_and_not(packing: Packing, kl: str) -> 
 
 
 @pytest.mark.parametrize("world", [2, 3, 7])
-def test_the_gradients_of_all_ranks_add_up_to_that_of_one(world: int) -> None:
-    settings = learner_config(micro_batch_tokens=20, packing=Packing.TREE)
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradients_of_all_ranks_add_up_to_that_of_one(name: str, world: int) -> None:
+    settings = learner_config(loss=losses(name), micro_batch_tokens=20, packing=Packing.TREE)
     parts = [gradient(settings, rank=rank, world=world) for rank in range(world)]
     assert sum(float(part.norm()) > 0 for part in parts) > 1
     assert close(torch.stack(parts).sum(0), gradient(settings))

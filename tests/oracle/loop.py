@@ -211,7 +211,7 @@ class Oracle:
         for epoch in range(loss.epochs):
             order = [tree.id for tree in trees]
             random.Random(derive_seed("minibatches", self.config.seed, step, epoch)).shuffle(order)
-            for part in range(loss.minibatches):
+            for part in range(min(loss.minibatches, len(order))):
                 # Zeros, not None: a part without any contrast still steps, and momentum goes on.
                 for parameter in self.model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
@@ -231,7 +231,8 @@ class Oracle:
         logprobs = self.logprobs(row)
         streams = Streams.of_rows(logprobs, old, row.behaviour, row.advantages, row.weights, one, one)
         losses = LOSSES[loss.name].function(streams, loss).loss
-        return (behaviour * losses).sum() / (self.settings.batch_trees / loss.minibatches)
+        parts = min(loss.minibatches, self.settings.batch_trees)
+        return (behaviour * losses).sum() / (self.settings.batch_trees / parts)
 
     def logprobs(self, row: Row) -> Tensor:
         """log π of the trained tokens, `[N]`; the last token is only a target, never an input."""

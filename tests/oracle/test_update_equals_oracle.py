@@ -78,7 +78,7 @@ def outcome(found: Outcome | None, draws: random.Random) -> Outcome:
     return msgspec.structs.replace(found, reward=drawn, raw_reward=drawn)
 
 
-CREDITS, WEIGHTS, PARTS = ("granted", "grpo"), ("none", "tis", "decoupled"), ((1, 1), (2, 4))
+CREDITS, WEIGHTS, PARTS = ("granted", "grpo"), ("none", "tis", "decoupled"), ((1, 1), (2, 4), (1, 8))
 
 
 @pytest.mark.parametrize("credit, weight, parts", list(itertools.product(CREDITS, WEIGHTS, PARTS)))
