@@ -168,10 +168,7 @@ def cut(lengths: Sequence[int], max_tokens: int, one_by_one: bool = False) -> li
 
 def of_rows(rows: Sequence[Row], chosen: Sequence[int], padding_id: int = 0) -> MicroBatch:
     """Rows `chosen`, one a line: pairs are tokens. A row's last token is only a target, never an input."""
-    width = max(rows[place].length for place in chosen) - 1
-    ids = np.full((len(chosen), width), padding_id, np.int64)
-    for line, place in enumerate(chosen):
-        ids[line, : rows[place].length - 1] = rows[place].ids[:-1]
+    ids = filled_up_ids([rows[place] for place in chosen], padding_id)
     places = [trained_places(rows[place]) for place in chosen]
 
     def stream(name: str) -> np.ndarray:
@@ -183,7 +180,7 @@ def of_rows(rows: Sequence[Row], chosen: Sequence[int], padding_id: int = 0) -> 
     advantages, weights = stream("advantages"), stream("weights")
     return _tensors(
         ids_BT=ids,
-        positions_BT=np.broadcast_to(np.arange(width), ids.shape).copy(),
+        positions_BT=np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy(),
         lines_N=lines,
         sources_N=np.concatenate(places) - 1,
         targets_N=stream("ids"),
@@ -203,6 +200,14 @@ def of_rows(rows: Sequence[Row], chosen: Sequence[int], padding_id: int = 0) -> 
         ends=None,
         branches=tuple(chosen),
     )
+
+
+def filled_up_ids(rows: Sequence[Row], padding_id: int = 0) -> np.ndarray:
+    """Input tokens of rows, one a line, filled up on the right, `[B, T]`: all of a row but its last."""
+    ids = np.full((len(rows), max(row.length for row in rows) - 1), padding_id, np.int64)
+    for line, row in enumerate(rows):
+        ids[line, : row.length - 1] = row.ids[:-1]
+    return ids
 
 
 def of_packed(packed: Packed) -> MicroBatch:

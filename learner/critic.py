@@ -28,13 +28,13 @@ from transformers import PreTrainedModel
 from common.errors import StorageError
 from common.nouns import Tree
 from learner.backend.base import Backend
-from learner.batching import cut
+from learner.backend.optimizer import MOMENTS
+from learner.batching import cut, filled_up_ids
 from learner.credit.base import BranchCredit
 from learner.credit.tree_vtrace import value_terms
 from learner.rows import Row
 
 CRITIC_FILE = "critic.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class ValueHead(torch.nn.Module):
@@ -123,11 +123,9 @@ class Critic:
         return {"critic_loss": float(loss.detach()), "critic_error": float(error)}
 
     def _look(self, rows: Sequence[Row]) -> None:
-        ids = np.zeros((len(rows), max(row.length for row in rows) - 1), np.int64)
-        for line, row in enumerate(rows):
-            ids[line, : row.length - 1] = row.ids[:-1]
+        ids_BT = torch.from_numpy(filled_up_ids(rows)).to(self._backend.device)
         with torch.no_grad():
-            hidden_BTH = self._backend.run(hidden_states(torch.from_numpy(ids).to(self._backend.device)))
+            hidden_BTH = self._backend.run(hidden_states(ids_BT))
         for line, row in enumerate(rows):
             of_tree = self._states.setdefault(row.tree, {})
             for place in np.flatnonzero(np.diff(row.nodes)).tolist():  # the last token of each node

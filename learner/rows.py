@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config_learner import NodeWeight
-from common.nouns import ROOT, Continuation, Node, Tree, Version, floats, ids
+from common.nouns import ROOT, Node, Tree, Version, floats, ids
 from common.staleness import INFINITELY_STALE, policy_lag
-from learner.credit.base import BranchCredit
+from learner.credit.base import BranchCredit, owners_of
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -184,23 +184,13 @@ def _branches_below(tree: Tree, credits: Iterable[BranchCredit]) -> list[int]:
     return below
 
 
-def _owners(tree: Tree, continuation: Continuation) -> set[int]:
-    """The continuation and the leases whose horizon it continues: its return is (a share of) theirs."""
-    by_number = {other.number: other for other in tree.continuations}
-    owners, current = {continuation.number}, continuation
-    while current.heir_of in by_number and current.heir_of not in owners:
-        current = by_number[current.heir_of]
-        owners.add(current.number)
-    return owners
-
-
 def _shares(tree: Tree, credit: BranchCredit, node_weight: NodeWeight, sharing: list[int]) -> list[float]:
     """What each turn of a branch is worth in this branch, `[turns]`; 0 = context."""
     if node_weight is NodeWeight.LEAF_SHARE:
         return [credit.weight] * len(credit.turns)
     if node_weight is NodeWeight.ONCE:
         return [credit.weight / sharing[node.index] for node in credit.turns]
-    owners = _owners(tree, credit.continuation)
+    owners = owners_of(tree, credit.continuation)
     return [credit.weight if node.lease in owners else 0.0 for node in credit.turns]
 
 
