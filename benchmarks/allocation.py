@@ -109,7 +109,6 @@ def main(words: list[str]) -> int:
     for name in args.only or chosen.parts:
         if args.fresh:
             parts[name].remove()
-            parts[name].finished.clear()
         if parts[name].get(0, ROWS) is None:
             runs = Runs(Bench(chosen.length), args.seeds, parts[name], say)
             parts[name].keep(0, ROWS, list(measure(runs, chosen, name)))

@@ -27,6 +27,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -114,17 +115,15 @@ def main(words: list[str]) -> int:
     own, overrides = split(words)
     args = options(own)
     session = results.begin("allocation_frozenlake", words, module="allocation_frozenlake", quick=args.quick)
-    partial = Partial(args.work / "partial.json", settings_of(args, overrides))
-    if args.fresh:
-        partial.remove()
-        partial.finished.clear()
+    partial = Partial.take_up(args.work, settings_of(args, overrides), args.fresh, say)
     models = {"given": args.model} if args.model else policies(args, overrides)
-    for policy, model in models.items():
-        for seed in args.seeds:
-            for arm in dict.fromkeys(["flat", "random", *args.only]):
-                if partial.get(seed, f"{policy}/{arm}") is None:
-                    entry = measure_arm(args, overrides, policy, model, seed, arm)
-                    partial.keep(seed, f"{policy}/{arm}", [entry])
+    arms = dict.fromkeys(["flat", "random", *args.only])
+    every = product(models, args.seeds, arms)
+    todo = {(seed, f"{policy}/{arm}"): (policy, arm) for policy, seed, arm in every}
+    for seed, name in partial.missing(list(todo), say):
+        policy, arm = todo[seed, name]
+        entry = measure_arm(args, overrides, policy, models[policy], seed, arm)
+        partial.keep(seed, name, [{**entry, "git": results.git_state()}])
     line = report(session, args, partial, list(models))
     partial.remove()
     print(line, flush=True)

@@ -70,12 +70,7 @@ def main(words: list[str]) -> int:
     args = options(own)
     # Ours first: whoever overrides them means it.
     common = [*(QUICK if args.quick else ()), *overrides]
-    partial = Partial(args.work / "partial.json", settings_of(common, args.tasks))
-    if args.fresh:
-        partial.remove()
-        partial.finished.clear()
-    if partial.discarded:
-        say(f"{partial.discarded} finished arms were made under other settings and do not count")
+    partial = Partial.take_up(args.work, settings_of(common, args.tasks), args.fresh, say)
     session = results.begin("controls", words, quick=args.quick)
     run_missing(args, common, partial)
     return report(session, args, partial)
@@ -85,11 +80,7 @@ def run_missing(args: argparse.Namespace, words: Sequence[str], partial: Partial
     """One arm after the other; whatever is kept already is passed over."""
     arms = [arm for arm in ARMS if arm in (args.only or ARMS)]
     todo = [(seed, arm) for seed in args.seeds for arm in arms]
-    for number, (seed, arm) in enumerate(todo, start=1):
-        if partial.get(seed, arm) is not None:
-            say(f"[{number}/{len(todo)}] seed {seed}, {arm}: finished before")
-            continue
-        say(f"[{number}/{len(todo)}] seed {seed}, {arm}")
+    for seed, arm in partial.missing(todo, say):
         began = time.monotonic()
         bench = Bench(seed, tuple(words), args.tasks, args.work, say)
         default = partial.get(seed, "default")

@@ -258,7 +258,8 @@ def run_round(path: Path, model: Path, kills: int, seed: str) -> tuple[list[Kill
 def measure(kills: int, seed: int, work: Path) -> dict[str, Any]:
     """All rounds; what was finished before an interruption is taken over."""
     model = warm_start(work)
-    partial = Partial(work / "partial.json", {"words": WORDS, "seed": seed, "round": ROUND})
+    settings = {"words": WORDS, "seed": seed, "round": ROUND, "commit": results.git_state()["commit"]}
+    partial = Partial(work / "partial.json", settings)
     if (kept := partial.get(0, "undisturbed")) is None:
         _, left = run_round(fresh_run(work / "undisturbed"), model, 0, "")
         partial.keep(0, "undisturbed", kept := [left])

@@ -2,13 +2,14 @@
 
     partial.json = {settings, finished: {"<seed>/<arm>": [entry …]}}     removed once the results are written
 
-Entries count only for the settings they were made under: with others, the benchmark begins anew.
+Entries count only for the settings they were made under: with others, the benchmark begins anew. The commit
+is one of them wherever an entry does not carry its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,33 @@ class Partial:
         else:
             self.discarded = len(found.get("finished", ()))
 
+    @classmethod
+    def take_up(
+        cls, work: Path, settings: Mapping[str, Any], fresh: bool, say: Callable[[str], None]
+    ) -> Partial:
+        """What is kept in the working directory; nothing of it where the benchmark is to start `fresh`.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        path = work / "partial.json"
+        if fresh:
+            path.unlink(missing_ok=True)
+        partial = cls(path, settings)
+        if partial.discarded:
+            say(f"{partial.discarded} finished arms were made under other settings and do not count")
+        return partial
+
+    def missing(
+        self, todo: Sequence[tuple[int, str]], say: Callable[[str], None]
+    ) -> Iterator[tuple[int, str]]:
+        """Those of the (seed, arm) to do that have not finished, each announced when its turn comes."""
+        for number, (seed, arm) in enumerate(todo, start=1):
+            finished = self.get(seed, arm) is not None
+            say(f"[{number}/{len(todo)}] seed {seed}, {arm}{': finished before' if finished else ''}")
+            if not finished:
+                yield seed, arm
+
     def get(self, seed: int, arm: str) -> Entries | None:
         """The entries of an arm; None where it has not finished."""
         return self.finished.get(f"{seed}/{arm}")
@@ -48,6 +76,7 @@ class Partial:
 
     def remove(self) -> None:
         """Nothing is to be taken up any more."""
+        self.finished.clear()
         self._path.unlink(missing_ok=True)
 
 

@@ -102,15 +102,8 @@ def main(words: list[str]) -> int:
     args = options(own)
     made = [compose(words_of(arm, 0, args, overrides)) for arm in ("lag16", "lag16-uncorrected")]
     digest = hashlib.sha256("".join([repr(ARMS), *map(to_yaml, made)]).encode()).hexdigest()
-    partial = Partial(
-        args.work / "partial.json",
-        {"words": list(overrides), "tasks": args.tasks, "tokens": args.tokens, "configuration": digest},
-    )
-    if args.fresh:
-        partial.remove()
-        partial.finished.clear()
-    if partial.discarded:
-        say(f"{partial.discarded} finished arms were made under other settings and do not count")
+    settings = {"words": list(overrides), "tasks": args.tasks, "tokens": args.tokens, "configuration": digest}
+    partial = Partial.take_up(args.work, settings, args.fresh, say)
     session = results.begin("staleness", words, quick=args.quick)
     run_missing(args, overrides, partial)
     return report(session, args, partial)
@@ -123,11 +116,7 @@ def run_missing(args: argparse.Namespace, overrides: Sequence[str], partial: Par
     """One arm after the other; whatever is kept already is passed over."""
     # Arm by arm: an interrupted benchmark has all seeds of the first arms.
     todo = [(seed, arm) for arm in ARMS if arm in (args.only or ARMS) for seed in args.seeds]
-    for number, (seed, arm) in enumerate(todo, start=1):
-        if partial.get(seed, arm) is not None:
-            say(f"[{number}/{len(todo)}] seed {seed}, {arm}: finished before")
-            continue
-        say(f"[{number}/{len(todo)}] seed {seed}, {arm}")
+    for seed, arm in partial.missing(todo, say):
         entry = measure(arm, seed, args, overrides)
         partial.keep(seed, arm, [{**entry, "git": results.git_state()}])
         rates = ", ".join(f"{mode} {tables.interval(entry['after'][mode])}" for mode in MODES)
