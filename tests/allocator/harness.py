@@ -169,6 +169,27 @@ class Rig:
         return self.core.stats().get(name, 0.0)
 
 
+def ready(
+    settings: Settings | None = None,
+    rule: Rule | RuleConfig | None = None,
+    continuations: int | Budget = 2,
+    *,
+    slots: int = 4,
+    prefetch: int = 0,
+) -> tuple[Rig, str]:
+    """A learner and one actor."""
+    rig = Rig(settings, rule, continuations)
+    rig.learner()
+    return rig, rig.actor(slots=slots, prefetch=prefetch)
+
+
+def granted(*given: Any, **named: Any) -> tuple[Rig, str, list[Lease]]:
+    """`ready` with the leases of the first trees; without arguments, two of each tree of the first wave."""
+    rig, actor = ready(*given, **named)
+    rig.inspect(actor)
+    return rig, actor, rig.leases(actor)
+
+
 def hello(
     role: str, key: str, *, slots: int = 0, prefetch: int = 0, version: Version | None = None, **changes: Any
 ) -> Hello:

@@ -8,13 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from allocator.budgets import make_budget
 from allocator.core import AllocatorCore, Handled, Send
 from allocator.recovery import Recovery, recover
 from allocator.replay import INPUTS
-from allocator.snapshots import Snapshots
+from allocator.rules import make_rule
+from allocator.settings import Settings
+from allocator.snapshots import Snapshots, newest_first
+from allocator.tree import Branch
+from common.config_allocator import BudgetConfig, RandomRuleConfig, RuleConfig
 from common.journal import JournalWriter, Record, read_journal
 from common.messages import Hello, Message
 from common.rundir import RunDir
+from tests.allocator.harness import Rig, small
 
 
 class Mortal:
@@ -52,8 +58,9 @@ class Mortal:
         self.known: set[str] = set()
         assert self.core.audit() == [], "the books hold the law right after the recovery"
 
-    def kill(self, now: float, keep: int | None = None) -> None:
-        """The process dies; of the journal it leaves `keep` bytes."""
+    def kill(self, now: float | None = None, keep: int | None = None) -> None:
+        """The process dies, at once unless told when; of the journal it leaves `keep` bytes."""
+        now = self.core.state.now if now is None else now
         self.kills += 1
         os.close(self.journal._fd)
         self.journal._fd = -1
@@ -113,6 +120,59 @@ class Mortal:
             self.snapshots.take(self.core, self.journal.end, now)
             self.snapshots.close()
 
-    def records(self) -> list[Record]:
-        """The whole journal."""
-        return list(read_journal(self.rundir.allocator_journal))
+    # --- what it leaves ----------------------------------------------------------------------------------
+
+    def records(self, kind: str = "") -> list[Record]:
+        """Of the whole journal, all or those of a kind."""
+        found = read_journal(self.rundir.allocator_journal)
+        return [record for record in found if kind in ("", record.kind)]
+
+    def branches(self) -> list[Branch]:
+        """Of all open trees."""
+        return [b for tree in self.core.state.forest.trees.values() for b in tree.branches.values()]
+
+    def end(self) -> None:
+        """Close the journal, as a process does whose run has ended."""
+        self.journal.append("end", in_flight_trees=[], in_flight_leases=[])
+        self.journal.flush(sync=False)
+
+    def snapshot(self) -> Path:
+        """Take one, whether it is due or not."""
+        self.snapshots.take(self.core, self.journal.end, 0.0)
+        self.snapshots.close()
+        return next(newest_first(self.rundir.allocator_snapshots))
+
+
+# --- moved by hand -------------------------------------------------------------------------------------------
+
+
+def maker(
+    settings: Settings, rule: RuleConfig | None = None, continuations: int = 2
+) -> Callable[[], AllocatorCore]:
+    """Makes cores that nothing has happened to."""
+    budget = BudgetConfig(continuations=continuations)
+    return lambda: AllocatorCore(settings, make_rule(rule or RuleConfig()), make_budget(budget))
+
+
+def rig_of(mortal: Mortal) -> Rig:
+    """One that goes on where its core is."""
+    rig = Rig()
+    rig.core, rig.check_law = mortal, False  # type: ignore[assignment]
+    rig.now = max(rig.now, mortal.core.state.now)
+    return rig
+
+
+def worked(folder: Path) -> Mortal:
+    """A little of a run: two actors at work on the first trees, one of them delivered."""
+    mortal = Mortal(maker(small(steps=3), RandomRuleConfig(chains=2, expansions=1), continuations=4), folder)
+    rig = rig_of(mortal)
+    rig.learner(credit=1)
+    rig.actor("a/1", slots=3)
+    rig.actor("b/1", slots=2)
+    rig.work("a/1")
+    rig.inspect("b/1")
+    for lease in rig.leases("b/1"):
+        rig.start("b/1", lease)
+        rig.expand("b/1", lease, 0)
+    rig.tick(0.2)
+    return mortal

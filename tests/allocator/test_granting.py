@@ -1,4 +1,4 @@
-"""What weights a lease may start with: those that the update of its tree will still train."""
+"""Who gets which leases, and with what weights they may start: those that the update of their tree trains."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from allocator.granting import oldest_start
-from common.messages import Expanded, Failed, Finished, Starting, TreeReady
-from common.nouns import Lease, Tree, Version, VersionRun
+from common.messages import Expanded, Failed, Finished, Grant, Inspect, Inspected, Revoke, Starting, TreeReady
+from common.nouns import Lease, LeaseId, Tree, Version, VersionRun
 from common.staleness import policy_lag
-from tests.allocator.harness import LEARNER, Rig, small, turn, win
+from tests.allocator.harness import LEARNER, ROOT, Rig, granted, ready, small, turn, win
 
 # ------------------------------------------------------------------------------------------- one lease
 
@@ -39,9 +39,7 @@ def leases_at(rig: Rig, actor: str) -> dict[int, Lease]:
 
 
 def test_a_lease_may_start_with_weights_k_versions_older_than_those_at_the_update_of_its_tree() -> None:
-    rig = Rig(small(steps=9, batch_trees=1, max_policy_lag=2), continuations=1)
-    rig.learner()
-    actor = rig.actor()
+    rig, actor = ready(small(steps=9, batch_trees=1, max_policy_lag=2), continuations=1)
     first = leases_at(rig, actor)
     assert {tree: lease.min_version.step for tree, lease in first.items()} == {0: 0, 1: 0, 2: 0}
     rig.finish(actor, first[0])
@@ -52,9 +50,7 @@ def test_a_lease_may_start_with_weights_k_versions_older_than_those_at_the_updat
 
 def test_a_retry_is_asked_for_what_will_be_trained_when_it_begins() -> None:
     """On schedule the bound is that of the tree's wave; a tree that is late follows the learner."""
-    rig = Rig(small(steps=9, batch_trees=1, max_policy_lag=1), continuations=1)
-    rig.learner()
-    actor = rig.actor(slots=16)
+    rig, actor = ready(small(steps=9, batch_trees=1, max_policy_lag=1), continuations=1, slots=16)
     slow = leases_at(rig, actor)[1]
     found = []
     for step in range(4):
@@ -68,9 +64,7 @@ def test_a_retry_is_asked_for_what_will_be_trained_when_it_begins() -> None:
 
 
 def test_after_a_learner_fell_back_a_lease_needs_no_weights_that_do_not_exist() -> None:
-    rig = Rig(small(steps=9, batch_trees=1, max_policy_lag=1), continuations=1)
-    rig.learner()
-    actor = rig.actor(slots=16)
+    rig, actor = ready(small(steps=9, batch_trees=1, max_policy_lag=1), continuations=1, slots=16)
     open_leases = leases_at(rig, actor)
     for step in range(3):
         rig.finish(actor, open_leases.pop(step))
@@ -81,6 +75,49 @@ def test_after_a_learner_fell_back_a_lease_needs_no_weights_that_do_not_exist() 
     rig.start(actor, open_leases[4])
     rig.say(actor, Failed(open_leases[4].id, "drill", True))
     assert leases_at(rig, actor)[4].min_version == Version(1, 1)
+
+
+def test_a_lease_may_not_start_with_weights_older_than_the_learner_trains() -> None:
+    rig = Rig(small(steps=9, batch_trees=1, max_policy_lag=2))
+    rig.learner(step=5)
+    actor = rig.actor()
+    rig.inspect(actor)
+    assert {lease.min_version for lease in rig.leases(actor)} == {Version(0, 3)}
+
+
+# ------------------------------------------------------------------------------------------ spreading work
+
+
+def test_leases_go_to_the_actor_with_the_lowest_load() -> None:
+    rig = Rig(small(batch_trees=4), continuations=4)
+    rig.learner()
+    small_one, large = rig.actor("a/1", slots=2), rig.actor("b/1", slots=8)
+    for actor in (small_one, large, small_one, large):
+        rig.inspect(actor)
+    held = {actor: len(rig.leases(actor)) for actor in (small_one, large)}
+    assert held == {small_one: 2, large: 8}
+
+
+def test_a_late_actor_gets_work_though_all_of_it_was_granted_before_it_came() -> None:
+    rig, early, leases = granted(small(batch_trees=1), slots=1, prefetch=8)
+    rig.start(early, leases[0])
+    late = rig.actor("b/1", slots=4)
+    rig.tick(0.2)
+    (taken,) = rig.leases(late)
+    assert taken.id == LeaseId(0, 1, 1) and taken.seed == leases[1].seed
+    assert [r.lease for r in rig.take(early, Revoke)] == [leases[1].id]
+    assert rig.start(early, leases[1]).ack  # it crosses the revoke
+    assert rig.stat("events/crossed") == 1 and rig.stat("leases/running") == 1
+
+
+def test_grants_are_cut_by_size() -> None:
+    rig, actor = ready(small(batch_trees=3), continuations=64, slots=200)
+    for message in rig.take(actor, Inspect):
+        heavy = msgspec.structs.replace(ROOT, snapshot=bytes(1 << 20))
+        rig.say(actor, Inspected(message.tree, message.task, heavy))
+    grants = rig.take(actor, Grant)
+    assert sum(len(grant.leases) for grant in grants) == 192
+    assert max(len(grant.leases) for grant in grants) <= 4
 
 
 # ---------------------------------------------------------------------------------------- a whole run

@@ -24,7 +24,8 @@ from common.journal import JournalWriter, Record, read_journal
 from common.messages import Bye, Durable, Heartbeat, Hello, Message, Revoke, TreeReady, Welcome
 from common.rundir import RunDir
 from common.sockets import SocketFactory, bound_endpoint
-from tests.allocator.test_loop import WAIT_S, Client, FakeActor, FakeLearner, configuration, start_process
+from tests.allocator.clients import WAIT_S, Client, FakeActor, FakeLearner
+from tests.allocator.served import configuration, start_process
 
 CONFIG = configuration()
 

@@ -188,14 +188,17 @@ SAMPLES: tuple[m.Message, ...] = (
 )
 
 
+def name_of(sample: m.Message) -> str:
+    return type(sample).__name__
+
+
+def frames_of(sample: m.Message) -> list[bytes]:
+    return encode(sample, run=RUN, sender=SENDER, msg_id=MSG_ID)
+
+
 def golden() -> dict[str, list[str]]:
     """Message type to the hex of its three frames."""
-    return {
-        type(sample).__name__: [
-            frame.hex() for frame in encode(sample, run=RUN, sender=SENDER, msg_id=MSG_ID)
-        ]
-        for sample in SAMPLES
-    }
+    return {name_of(sample): [frame.hex() for frame in frames_of(sample)] for sample in SAMPLES}
 
 
 if __name__ == "__main__":
