@@ -42,6 +42,7 @@ MAX_BATCH = 4096
 MAX_CHUNK_BYTES = 1 << 20
 
 MessageId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Seconds = Annotated[float, Meta(gt=0)]
 Endpoint = Annotated[str, Meta(max_length=256)]
 Digest = Annotated[str, Meta(max_length=128)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -55,7 +56,8 @@ class Message(Struct, frozen=True, tag_field="type", tag=True):
 
 
 class Received(Message, frozen=True):
-    """The receiver holds these in memory: stop resending, keep a copy."""
+    """The receiver holds these in memory: stop resending, keep a copy. No ids: it takes the sender for a
+    stranger, who has to say `Hello` first."""
 
     ids: Annotated[list[MessageId], Meta(max_length=MAX_BATCH)]
 
@@ -126,8 +128,8 @@ class Welcome(Message, frozen=True):
     hints_endpoint: Endpoint
     version: Version | None
     """Current weights, None until a learner has said hello."""
-    heartbeat_s: float
-    dead_after_s: float
+    heartbeat_s: Seconds
+    dead_after_s: Seconds
     seed: Count
     deterministic: bool
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actors.link import Handlers, Link, Timing
-from common.codec import encode
+from common.codec import decode, encode
 from common.errors import PeerLost, ProtocolError
 from common.messages import (
     PROTOCOL_VERSION,
@@ -16,6 +16,7 @@ from common.messages import (
     Hello,
     InspectFailed,
     Revoke,
+    ToAllocator,
     Welcome,
 )
 from common.nouns import LeaseId
@@ -150,7 +151,7 @@ def test_silence_makes_a_fresh_socket_even_if_the_connection_looks_alive() -> No
 def test_a_message_that_was_not_even_received_is_sent_again_on_the_same_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.link.RESEND_S", 0.1)
+    monkeypatch.setattr("common.session.RESEND_S", 0.1)
 
     async def scenario() -> None:
         async with FakeAllocator(welcome()) as allocator, Caller(allocator.endpoint) as caller:
@@ -176,6 +177,51 @@ def test_what_arrives_is_made_durable_after_the_journal_was_written_and_a_repeat
             allocator.acked.clear()
             await allocator.send(message, msg_id)
             await until(lambda: msg_id in allocator.acked)
+
+    run(scenario)
+
+
+class Stuck:
+    """A factory and its one socket, which hears what is put into `heard` and sends when it is let."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.heard: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.sends = asyncio.Semaphore(0)
+        self._events = events
+
+    def dealer(self, _endpoint: str) -> "Stuck":
+        return self
+
+    async def recv_multipart(self) -> list[bytes]:
+        return await self.heard.get()
+
+    async def send_multipart(self, frames: list[bytes]) -> None:
+        await self.sends.acquire()
+        self._events.append(type(decode(frames, ToAllocator).message).__name__)
+
+    def close(self, linger: int | None) -> None:
+        self._events.append(f"closed with {linger}")
+
+
+def test_what_is_said_while_the_line_is_stuck_waits_until_the_journal_is_written_again() -> None:
+    async def scenario() -> None:
+        caller = Caller("tcp://127.0.0.1:1", Timing(60.0, 600.0, 600.0))
+        socket = Stuck(caller.events)
+        caller.link._factory = socket  # type: ignore[assignment]
+        async with caller:
+            await until(lambda: caller.events == ["write"], what="a hello that does not get through")
+            answer = encode(welcome(timing=Timing(60.0, 600.0, 600.0)), run="run", sender="fake/1")
+            await socket.heard.put(answer)
+            await until(lambda: len(caller.welcomes) == 1)
+            speak(caller.link, 0, 1)
+            assert not await caller.link.drain(0.0)
+            socket.sends.release()
+            socket.sends.release()
+            await until(lambda: len(caller.events) == 4)
+            assert caller.events == ["write", "Hello", "write", "InspectFailed"]
+            speak(caller.link, 1, 2)
+            await until(lambda: len(caller.events) == 5)
+        assert caller.events[4:] == ["write", "closed with 0"], "what was not sent does not hold up the end"
 
     run(scenario)
 

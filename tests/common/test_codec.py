@@ -156,6 +156,14 @@ def test_a_number_that_is_not_finite_is_refused_on_both_sides(value: float) -> N
         decode(unchecked(finished), m.ToAllocator)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_welcome_whose_heartbeats_would_never_rest_is_refused(seconds: float) -> None:
+    found = next(sample for sample in SAMPLES if isinstance(sample, m.Welcome))
+    for name in ("heartbeat_s", "dead_after_s"):
+        with pytest.raises(ProtocolError, match=name):
+            decode(unchecked(msgspec.structs.replace(found, **{name: seconds})), m.AllocatorToActor)
+
+
 def test_metrics_may_hold_numbers_that_are_not_finite_since_the_tracker_counts_them() -> None:
     metrics = m.Metrics(role="learner", peer="l", step=1, values={"loss": math.inf})
     assert decode(frames_of(metrics), m.ToTracker).message == metrics
