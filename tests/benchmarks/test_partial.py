@@ -10,16 +10,16 @@ from benchmarks.partial import Partial
 from common.errors import StorageError
 
 SETTINGS = {"tasks": 200, "words": ["seed=1"]}
-TODO = [(0, "lag0"), (1, "lag0"), (0, "lag4")]
+ORDER = [(0, "lag0"), (1, "lag0"), (0, "lag4")]
 
 
 def test_what_has_finished_is_not_run_again_by_the_next_process(tmp_path: Path) -> None:
     first = Partial.take_up(tmp_path, SETTINGS, False, print)
-    for seed, arm in first.missing(TODO[:2], lambda line: None):
+    for seed, arm in first.missing(ORDER[:2], lambda line: None):
         first.keep(seed, arm, [{"arm": arm, "rate": 0.5 + seed}])
     said: list[str] = []
     second = Partial.take_up(tmp_path, SETTINGS, False, said.append)
-    assert list(second.missing(TODO, said.append)) == [(0, "lag4")]
+    assert list(second.missing(ORDER, said.append)) == [(0, "lag4")]
     assert second.get(1, "lag0") == [{"arm": "lag0", "rate": 1.5}]
     assert said == [
         "[1/3] seed 0, lag0: finished before",
@@ -30,8 +30,8 @@ def test_what_has_finished_is_not_run_again_by_the_next_process(tmp_path: Path) 
 
 def test_an_arm_that_was_interrupted_is_run_again(tmp_path: Path) -> None:
     partial = Partial.take_up(tmp_path, SETTINGS, False, print)
-    assert next(partial.missing(TODO, lambda line: None)) == TODO[0]
-    assert next(partial.missing(TODO, lambda line: None)) == TODO[0]
+    assert next(partial.missing(ORDER, lambda line: None)) == ORDER[0]
+    assert next(partial.missing(ORDER, lambda line: None)) == ORDER[0]
 
 
 @pytest.mark.parametrize("other", [{**SETTINGS, "tasks": 1000}, {**SETTINGS, "commit": "1f"}, {}])
