@@ -1,6 +1,5 @@
 """Every file under configs/ is parsed, chosen once, validated, and survives the way to another process."""
 
-import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -29,19 +28,13 @@ from common.errors import ConfigError
 from common.nouns import TaskId
 from common.settings import NAMED_GROUPS, convert, overrides, settings, to_text
 from envs.registry import make_env
+from tests.run.door import compose
 
 GROUPS = cli.groups(run.CONFIGS)
 OPTIONS = [f"{group}={option}" for group, options in GROUPS.items() for option in options]
 FILES = sorted(run.CONFIGS.rglob("*.yaml"))
 
-
-@functools.cache
-def composed(*words: str) -> Config:
-    return run.compose(cli.parse(words, GROUPS))
-
-
-def compose(*words: str) -> Config:
-    return copy.deepcopy(composed(*words))
+composed = functools.cache(compose)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(run.CONFIGS).as_posix())

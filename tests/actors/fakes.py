@@ -114,6 +114,10 @@ def make_world(config: EnvConfig) -> Environment:
     return env_factory(config)()
 
 
+LAKE = lake()
+TOKENIZER = WordTokenizer.build(make_world(LAKE).words)
+
+
 def make_tools(engine: Engine, config: EnvConfig, max_new_tokens: int = 4) -> Tools:
     """Tools around `engine` with the tokenizer of the configured world."""
     make = env_factory(config)
@@ -138,6 +142,11 @@ def scripted(tokenizer: WordTokenizer, *actions: str) -> Policy:
     """These actions one after another, whoever asks."""
     rest = list(actions)
     return lambda context, seed: [*tokenizer.encode(rest.pop(0)), tokenizer.end_id]
+
+
+def always(tokenizer: WordTokenizer, action: str) -> Policy:
+    """This action, whoever asks."""
+    return lambda context, seed: [*tokenizer.encode(action), tokenizer.end_id]
 
 
 def root_lease(

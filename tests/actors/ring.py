@@ -16,11 +16,9 @@ from common.journal import read_journal
 from common.messages import Finished, Grant, Welcome
 from common.nouns import Version
 from common.tokenizer import WordTokenizer
-from tests.actors.fakes import FakeEngine, lake, make_world, random_walk, root_lease
+from tests.actors.fakes import LAKE, TOKENIZER, FakeEngine, random_walk, root_lease
 from tests.actors.servers import FakeAllocator, FakeWeights, until
 
-LAKE = lake()
-TOKENIZER = WordTokenizer.build(make_world(LAKE).words)
 V1 = Version(0, 1)
 
 

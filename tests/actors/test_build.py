@@ -8,7 +8,7 @@ from common.config import Config, EngineConfig
 from common.errors import ConfigError
 from common.tokenizer import WordTokenizer
 from envs.base import Environment
-from tests.actors.fakes import FakeEngine, lake, make_world
+from tests.actors.fakes import LAKE, TOKENIZER, FakeEngine, lake, make_world
 
 
 def test_how_long_a_context_may_be_is_read_from_the_model_and_not_from_the_actors_settings(
@@ -36,9 +36,8 @@ def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
 def test_prefixes_are_described_only_where_that_is_wanted_and_possible(
     wanted: int, offered: int, described: bool
 ) -> None:
-    tokenizer = WordTokenizer.build(make_world(lake()).words)
-    engine = FakeEngine(lambda context, seed: [tokenizer.end_id], features=offered)
-    tools = build_tools(Config(env=lake(), engine=EngineConfig(features=wanted)), engine, tokenizer)
+    engine = FakeEngine(lambda context, seed: [TOKENIZER.end_id], features=offered)
+    tools = build_tools(Config(env=LAKE, engine=EngineConfig(features=wanted)), engine, TOKENIZER)
     assert tools.features is described
 
 

@@ -9,13 +9,12 @@ import pytest
 from allocator.delivery import Delivery
 from common.messages import Expanded, Finished, Message, Starting, TreeReady
 from common.nouns import Lease, Tree, Version
-from tests.allocator.harness import LEARNER, Rig, small, turn, win
+from tests.allocator.harness import LEARNER, Rig, ready, small, turn, win
 
 
 def finished_tree() -> Tree:
-    rig = Rig(small(batch_trees=1, steps=1))
-    rig.learner()
-    rig.work(rig.actor())
+    rig, actor = ready(small(batch_trees=1, steps=1))
+    rig.work(actor)
     return rig.take(LEARNER, TreeReady)[0].tree
 
 

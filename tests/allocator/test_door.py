@@ -28,10 +28,8 @@ from tests.allocator.harness import LEARNER, Rig, granted, hello, ready, small, 
 
 
 def test_a_hello_is_welcomed_with_the_bounds_of_the_run() -> None:
-    rig = Rig(small(run="r1", seed=7, config_hash="c"))
-    rig.learner()
-    rig.actor()
-    (welcome,) = rig.take("a/1", Welcome)
+    rig, actor = ready(small(run="r1", seed=7, config_hash="c"))
+    (welcome,) = rig.take(actor, Welcome)
     assert (welcome.run, welcome.seed, welcome.config_hash, welcome.version) == ("r1", 7, "c", Version(0, 0))
     assert welcome.weights_endpoint == "tcp://weights"
 

@@ -187,9 +187,8 @@ def stale_tokens(trees: list[Tree], at: Version, lag: int) -> int:
 
 @pytest.mark.parametrize("lag", range(5))
 def test_no_token_is_stale_by_schedule_though_actors_are_a_version_behind_for_a_moment(lag: int) -> None:
-    rig = Rig(small(steps=STEPS, batch_trees=BATCH, max_policy_lag=lag, max_attempts=9))
-    rig.learner()
-    actor = LateActor(rig, rig.actor(slots=64), random.Random(lag))
+    rig, key = ready(small(steps=STEPS, batch_trees=BATCH, max_policy_lag=lag, max_attempts=9), slots=64)
+    actor = LateActor(rig, key, random.Random(lag))
     actor.take()
     for step in range(STEPS):
         actor.end(wave=step)

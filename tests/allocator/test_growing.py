@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.expand import expand
-from actors.lease_table import Attempt
 from actors.restore import Worlds
 from actors.turns import Tools, inspect_root
 from allocator.settings import Settings
@@ -31,7 +29,8 @@ from common.nouns import Ending, Lease, Outcome, RewardSource, TaskId, Tree
 from common.tokenizer import WordTokenizer
 from envs.base import ReplayEnvironment, Step
 from tests.actors.fakes import FakeEngine, lake, make_tools, make_world, scripted
-from tests.allocator.harness import LEARNER, Rig, small, turn, win
+from tests.actors.leases import run
+from tests.allocator.harness import LEARNER, Rig, granted, ready, small, turn, win
 
 # ----------------------------------------------------------------------------------- what a path earned
 
@@ -56,31 +55,22 @@ class Wages(ReplayEnvironment):
         return str(self.turns)
 
 
-def sampled(lease: Lease, tools: Tools) -> list[Message]:
-    """What an actor reports about a lease that it runs to its end."""
-    said: list[Message] = []
-    asyncio.run(expand(Attempt(lease, 0.0), tools, said.append))
-    return said
-
-
 def played(tools: Tools, cut: int | None, env: str = "frozenlake") -> tuple[list[Finished], Tree]:
     """A tree of two continuations in a real world; with `cut` each fails after so many turns and is resumed."""
-    rig = Rig(small(batch_trees=1, steps=1, env=env))
-    rig.learner()
-    actor = rig.actor()
+    rig, actor = ready(small(batch_trees=1, steps=1, env=env))
     for message in rig.take(actor, Inspect):
         rig.say(actor, asyncio.run(inspect_root(message.tree, message.task, tools)))
     ends: list[Finished] = []
     while leases := rig.leases(actor):
         for lease in leases:
-            said = sampled(lease, tools)
+            said = run(lease, tools)
             if cut is not None and lease.id.epoch == 0:
                 said = [*said[: 1 + cut], Failed(lease.id, "drill", True)]
             for message in said:
                 assert rig.say(actor, message).ack
             ends += [message for message in said if isinstance(message, Finished)]
-    (ready,) = rig.take(LEARNER, TreeReady)
-    return ends, ready.tree
+    (delivered,) = rig.take(LEARNER, TreeReady)
+    return ends, delivered.tree
 
 
 def outcomes(tree: Tree) -> list[Outcome | None]:
@@ -116,31 +106,29 @@ def test_the_return_of_an_environment_is_the_sum_of_its_turns_and_that_of_anybod
 ):
     judged = Outcome(0.25, 0.5, RewardSource.PSEUDO_REWARD, Ending.TRUNCATED)
     for said, expected in ((win(9.0), win(1.75)), (judged, judged)):
-        rig = Rig(small(batch_trees=1, steps=1), continuations=1)
-        rig.learner()
-        actor = rig.actor()
-        rig.inspect(actor)
-        (lease,) = rig.leases(actor)
+        rig, actor, (lease,) = granted(small(batch_trees=1, steps=1), continuations=1)
         rig.start(actor, lease)
         for offset, reward in enumerate((1.0, 0.0, 0.75)):
             rig.expand(actor, lease, offset, offset == 2, reward)
         rig.say(actor, Finished(lease.id, 3, said))
-        (ready,) = rig.take(LEARNER, TreeReady)
-        assert outcomes(ready.tree) == [expected]
+        (delivered,) = rig.take(LEARNER, TreeReady)
+        assert outcomes(delivered.tree) == [expected]
 
 
 # ------------------------------------------------------------------------------ what was sampled in vain
 
 
-def revoked() -> tuple[Rig, str, Lease]:
-    """A running lease with one accepted turn that was taken back because nothing more came for its deadline."""
-    rig = Rig(small(batch_trees=1, steps=1), continuations=1)
-    rig.learner()
-    actor = rig.actor(slots=1)
-    rig.inspect(actor)
-    (lease,) = rig.leases(actor)
+def running() -> tuple[Rig, str, Lease]:
+    """A lease with one accepted turn."""
+    rig, actor, (lease,) = granted(small(batch_trees=1, steps=1), continuations=1, slots=1)
     rig.start(actor, lease)
     rig.expand(actor, lease, 0)
+    return rig, actor, lease
+
+
+def revoked() -> tuple[Rig, str, Lease]:
+    """The same, taken back because nothing more came for its deadline."""
+    rig, actor, lease = running()
     rig.live(31)
     assert [message.lease for message in rig.take(actor, Revoke)] == [lease.id]
     return rig, actor, lease
@@ -195,13 +183,7 @@ def test_whatever_ends_a_lease_that_was_taken_back_closes_its_account(end: str) 
 
 
 def test_what_is_still_sampled_when_the_run_ends_is_counted() -> None:
-    rig = Rig(small(batch_trees=1, steps=1), continuations=1)
-    rig.learner()
-    actor = rig.actor(slots=1)
-    rig.inspect(actor)
-    (lease,) = rig.leases(actor)
-    rig.start(actor, lease)
-    rig.expand(actor, lease, 0)
+    rig, actor, lease = running()
     rig.say(LEARNER, Bye(0, "done"))
     for offset in (0, 1, 1):
         rig.say(actor, later(lease, offset))

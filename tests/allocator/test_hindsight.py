@@ -16,7 +16,7 @@ from allocator.rules.uucb import UucbRule
 from allocator.tree import GrowingTree
 from common.config_allocator import EntropyRuleConfig, TraceRuleConfig, UucbRuleConfig
 from common.nouns import ROOT, RewardSource
-from tests.allocator.harness import Rig, small
+from tests.allocator.harness import granted, small
 from tests.allocator.rules.garden import Garden, Hopeful, World, step
 
 RULES: list[Rule] = [
@@ -144,11 +144,8 @@ def test_a_decision_counts_as_changed_only_where_the_news_made_it_another() -> N
 
 
 def test_a_decision_that_had_to_wait_for_the_news_counts_as_unlocked() -> None:
-    rig = Rig(small(batch_trees=1, steps=1), TraceRuleConfig(), continuations=6)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
-    first, second = rig.leases(actor)
+    one = small(batch_trees=1, steps=1)
+    rig, actor, (first, second) = granted(one, TraceRuleConfig(), continuations=6, slots=8)
     rig.finish(actor, first, 3, reward=1.0)
     assert not rig.leases(actor)
     rig.finish(actor, second, 3, reward=0.0)

@@ -36,7 +36,7 @@ from common.messages import (
     TreeReady,
 )
 from common.nouns import Lease, Version
-from tests.allocator.harness import ROOT, Rig, hello, small, turn, win
+from tests.allocator.harness import ROOT, Rig, hello, ready, small, turn, win
 
 NAMES = ("a", "b", "c")
 Key = tuple[int, int]
@@ -336,15 +336,14 @@ TestAllocatorMachine = AllocatorMachine.TestCase
 
 def test_the_model_is_fed_by_a_whole_run_too() -> None:
     """The model itself accepts an ordinary run from start to end, with revokes and all."""
-    rig = Rig(small(max_score_staleness=2), RandomRuleConfig(chains=2, expansions=1), continuations=4)
+    rule = RandomRuleConfig(chains=2, expansions=1)
+    rig, actor = ready(small(max_score_staleness=2), rule, continuations=4, slots=8)
     model = Model()
-    rig.learner()
-    rig.actor(slots=8)
     for step in (1, 2):
-        rig.work("a/1")
+        rig.work(actor)
         trees = [m.tree.id for m in rig.take("learner/1", TreeReady)]
         assert len(trees) == 2
         rig.consume(trees, step)
     for kind, fields in rig.core.take_records():
         model.read(kind, fields)
-    assert list(model.trees.values()) == ["consumed"] * 4 and not rig.take("a/1", Revoke)
+    assert list(model.trees.values()) == ["consumed"] * 4 and not rig.take(actor, Revoke)

@@ -24,7 +24,7 @@ from common.journal import JournalWriter, Record, read_journal
 from common.messages import Bye, Durable, Heartbeat, Hello, Message, Revoke, TreeReady, Welcome
 from common.rundir import RunDir
 from common.sockets import SocketFactory, bound_endpoint
-from tests.allocator.clients import WAIT_S, Client, FakeActor, FakeLearner
+from tests.allocator.clients import WAIT_S, Client, FakeActor, FakeLearner, until
 from tests.allocator.served import configuration, start_process
 
 CONFIG = configuration()
@@ -87,6 +87,7 @@ class Restarted:
         self.actor.hello(CONFIG)
         self.learner = LastingLearner(self.endpoint, "learner", "l", "run", config=CONFIG)
         self.learner.join()
+        self.beaten = 0.0
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -95,23 +96,24 @@ class Restarted:
     def start(self) -> None:
         self.process = start_process(self.rundir)
 
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
     def step(self) -> None:
-        """Both clients do what there is to do."""
+        """Both clients do what there is to do, and say five times a second that they live."""
         for client in (self.actor, self.learner):
             heard = len(client.heard_from)
             client.step()
             if len(client.heard_from) > max(1, heard):
                 client.again()
+        if time.monotonic() - self.beaten > 0.2:
+            self.beaten = time.monotonic()
+            self.actor.say(Heartbeat(0, 0))
+            self.learner.say(Heartbeat(0, 0))
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline, beat = time.monotonic() + WAIT_S, 0.0
-        while not condition():
-            assert time.monotonic() < deadline, (self.learner.trees, self.actor.inbox, self.process.poll())
-            self.step()
-            if time.monotonic() - beat > 0.2:
-                beat = time.monotonic()
-                self.actor.say(Heartbeat(0, 0))
-                self.learner.say(Heartbeat(0, 0))
+        until(condition, self.step, lambda: (self.learner.trees, self.actor.inbox, self.process.poll()))
 
     def records(self, kind: str = "") -> list[Record]:
         return [r for r in read_journal(self.rundir.allocator_journal) if kind in ("", r.kind)]
@@ -133,8 +135,7 @@ def run(tmp_path: Path) -> Iterator[Restarted]:
 def test_a_killed_allocator_is_found_again_where_it_was_and_the_run_comes_to_its_end(run: Restarted) -> None:
     """Port 0 was asked for, both times; nobody told the clients anything but the new process's own word."""
     run.until(lambda: len(run.learner.trained) >= 2)
-    run.kill()
-    run.start()
+    run.restart()
     run.until(lambda: run.learner.done)
     assert run.rundir.last_endpoint("allocator") == run.endpoint
     assert len(run.actor.heard_from) == len(run.learner.heard_from) == 2
@@ -170,14 +171,16 @@ def test_what_a_peer_held_is_revoked_when_it_says_hello_again(run: Restarted) ->
 
 def test_a_stranger_is_not_heard_before_its_hello_though_the_books_know_it(run: Restarted) -> None:
     run.until(lambda: bool(run.records("tree_opened") and run.actor.heard_from))
-    run.kill()
-    run.start()
+    run.restart()
     run.rundir.wait_endpoint("allocator", WAIT_S)
-    deadline = time.monotonic() + WAIT_S
-    while len(run.actor.heard_from) < 2 and time.monotonic() < deadline:
-        lost = run.actor.say(Heartbeat(0, 0))
+    lost: set[bytes] = set()
+
+    def beat() -> None:
+        lost.add(run.actor.say(Heartbeat(0, 0)))
         run.actor.hear(0.2)
-    assert len(run.actor.heard_from) == 2 and lost not in run.actor.received
+
+    until(lambda: len(run.actor.heard_from) == 2, beat)
+    assert lost and not lost & run.actor.received
     recovered = run.records("recovered")[-1]
     assert not [r for r in run.records("input") if r.offset > recovered.offset and r.fields["peer"] == "a/1"]
     run.actor.inbox.clear()
@@ -189,14 +192,15 @@ def test_a_run_that_was_complete_when_its_allocator_died_says_goodbye(run: Resta
     run.until(lambda: len(run.learner.trained) >= 4)
     run.actor.confirm = False  # its goodbye stays unconfirmed, so that the first process lingers
     run.until(lambda: run.learner.done and bool([r for r in run.records("input") if _says_bye(r)]))
-    run.kill()
-    run.start()
+    run.restart()
     run.actor.inbox.clear()
     run.actor.confirm = True
-    deadline = time.monotonic() + WAIT_S
-    while not any(isinstance(message, Bye) for message in run.actor.inbox) and time.monotonic() < deadline:
+
+    def greet() -> None:
         run.actor.hello(CONFIG)
         run.actor.hear(0.2)
+
+    until(lambda: any(isinstance(message, Bye) for message in run.actor.inbox), greet)
     assert run.actor.wait(Bye).code == 0
     assert run.process.wait(WAIT_S) == 0
     assert run.records()[-1].kind == "end"
@@ -208,12 +212,9 @@ def _says_bye(record: Record) -> bool:
 
 def test_trees_that_were_sent_and_not_confirmed_count_as_on_the_wire_at_the_end(run: Restarted) -> None:
     run.until(lambda: bool(run.records("tree_delivered")))
-    run.kill()
-    run.start()
+    run.restart()
     run.learner.hello(CONFIG, version=run.learner.version)
-    deadline = time.monotonic() + WAIT_S
-    while not run.records("recovered") and time.monotonic() < deadline:
-        run.learner.hear(0.1)
+    until(lambda: bool(run.records("recovered")), lambda: run.learner.hear(0.1))
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(WAIT_S) == 0
     delivered = {r.fields["tree"] for r in run.records("tree_delivered")}
@@ -259,7 +260,8 @@ def bound(wanted: str, recovery: Recovery, rundir: RunDir) -> str:
 
 def test_only_a_restart_takes_the_old_place_and_only_where_port_0_was_asked_for(tmp_path: Path) -> None:
     rundir = RunDir.create(tmp_path, "run")
-    first, again = recover(lambda: AllocatorCore.from_config(CONFIG, "run"), rundir), Recovery(None, boot=1)  # type: ignore[arg-type]
+    first = recover(lambda: AllocatorCore.from_config(CONFIG, "run"), rundir)
+    again = Recovery(None, boot=1)  # type: ignore[arg-type]
     before = bound("tcp://127.0.0.1:0", first, rundir)
     rundir.publish_endpoint("allocator", before)
     assert bound("tcp://127.0.0.1:0", again, rundir) == before

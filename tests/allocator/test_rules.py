@@ -24,7 +24,7 @@ from common.errors import ConfigError
 from common.messages import Failed, Finished, HorizonReached, TreeReady
 from common.nouns import NO_LEASE, ROOT, Ending, RewardSource
 from common.prefix import Prefix
-from tests.allocator.harness import LEARNER, Rig, small, win
+from tests.allocator.harness import LEARNER, Rig, granted, ready, small, win
 
 
 def test_the_registries_offer_what_the_configuration_allows() -> None:
@@ -46,11 +46,8 @@ def grown(
     chains: int = 2, expansions: int = 2, continuations: int = 6, turns: int = 3
 ) -> tuple[Rig, GrowingTree]:
     """A tree whose chains have all ended, just before its first round."""
-    rig = Rig(small(batch_trees=1), RandomRuleConfig(chains=chains, expansions=expansions), continuations)
-    rig.learner()
-    actor = rig.actor(slots=64)
-    rig.inspect(actor)
-    heads = rig.leases(actor)
+    rule = RandomRuleConfig(chains=chains, expansions=expansions)
+    rig, actor, heads = granted(small(batch_trees=1), rule, continuations, slots=64)
     assert len(heads) == chains
     for lease in heads:
         rig.finish(actor, lease, turns)
@@ -113,11 +110,7 @@ class Levels(Rule):
 
 
 def test_heirs_share_the_weight_of_the_path_they_continue_and_cost_no_budget() -> None:
-    rig = Rig(small(batch_trees=1, steps=1), Levels(), continuations=2)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
-    level = rig.leases(actor)
+    rig, actor, level = granted(small(batch_trees=1, steps=1), Levels(), slots=8)
     assert [lease.horizon for lease in level] == [1, 1]
     for lease in level:
         rig.start(actor, lease)
@@ -140,11 +133,8 @@ def test_heirs_share_the_weight_of_the_path_they_continue_and_cost_no_budget() -
 
 
 def test_the_return_at_a_horizon_is_that_of_the_heirs_and_a_stopped_path_is_no_target() -> None:
-    rig = Rig(small(batch_trees=1, steps=1), Levels(), continuations=2)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
-    for lease in rig.leases(actor):
+    rig, actor, level = granted(small(batch_trees=1, steps=1), Levels(), slots=8)
+    for lease in level:
         rig.start(actor, lease)
         rig.expand(actor, lease, 0)
         rig.say(actor, HorizonReached(lease.id, 1))
@@ -179,11 +169,8 @@ class Scripted(Rule):
 
 def at_the_horizon(rule: Rule) -> Rig:
     """Both paths wait at their horizons, the second for the last word of its actor."""
-    rig = Rig(small(batch_trees=1, steps=1, max_score_staleness=9), rule, continuations=2)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
-    first, second = rig.leases(actor)
+    bounds = small(batch_trees=1, steps=1, max_score_staleness=9)
+    rig, actor, (first, second) = granted(bounds, rule, slots=8)
     for lease in (first, second):
         rig.start(actor, lease)
         rig.expand(actor, lease, 0)
@@ -231,9 +218,7 @@ def test_a_rule_that_waits_for_nothing_is_noticed_at_once() -> None:
         def decide(self, view: TreeView) -> Decision:
             return WAIT
 
-    rig = Rig(rule=Sleeper())
-    rig.learner()
-    actor = rig.actor()
+    rig, actor = ready(rule=Sleeper())
     with pytest.raises(RuntimeError, match="'sleeper' waits in tree 0"):
         rig.inspect(actor)
 
@@ -258,11 +243,8 @@ def test_one_target_per_continuation_at_its_anchor_and_below_never_above() -> No
 
 
 def test_a_continuation_that_says_nothing_is_censored_in_a_tree_that_is_dropped_too() -> None:
-    rig = Rig(small(batch_trees=1, steps=1), continuations=3)
-    rig.learner()
-    actor = rig.actor()
-    rig.inspect(actor)
-    for lease in rig.leases(actor):
+    rig, actor, leases = granted(small(batch_trees=1, steps=1), continuations=3)
+    for lease in leases:
         rig.start(actor, lease)
         rig.say(actor, Failed(lease.id, "broken", False))
     assert rig.stat("trees/dropped/no_outcome") == 1 and rig.stat("predictor/censored") == 3
@@ -279,11 +261,7 @@ def test_a_continuation_that_says_nothing_is_censored_in_a_tree_that_is_dropped_
 def test_predictions_enter_between_waves_in_any_order_of_completion() -> None:
     tables = []
     for order in (0, 1):
-        rig = Rig(small(steps=3, batch_trees=2, max_policy_lag=2))
-        rig.learner()
-        actor = rig.actor(slots=64)
-        rig.inspect(actor)
-        leases = rig.leases(actor)
+        rig, actor, leases = granted(small(steps=3, batch_trees=2, max_policy_lag=2), slots=64)
         by_wave = [[x for x in leases if x.id.tree // 2 == w] for w in range(3)]
         waves = (1, 0, 2) if order else (0, 1, 2)
         for number, wave in enumerate(waves):
@@ -297,11 +275,7 @@ def test_predictions_enter_between_waves_in_any_order_of_completion() -> None:
 
 def test_the_pinned_version_gives_the_values_of_later_turns() -> None:
     """A lease granted before a wave entered keeps the baselines it was granted with."""
-    rig = Rig(small(steps=3, batch_trees=1, max_policy_lag=1))
-    rig.learner()
-    actor = rig.actor(slots=64)
-    rig.inspect(actor)
-    leases = rig.leases(actor)
+    rig, actor, leases = granted(small(steps=3, batch_trees=1, max_policy_lag=1), slots=64)
     old = [lease for lease in leases if lease.id.tree == 1]
     for lease in old:
         rig.start(actor, lease)
@@ -325,11 +299,7 @@ def test_the_pinned_version_gives_the_values_of_later_turns() -> None:
 
 
 def test_a_rule_that_needs_entropies_ends_the_run_with_a_sentence_where_there_are_none() -> None:
-    rig = Rig(small(batch_trees=1), EntropyRuleConfig(initial=1), 3)
-    rig.learner()
-    actor = rig.actor()
-    rig.inspect(actor)
-    (lease,) = rig.leases(actor)
+    rig, actor, (lease,) = granted(small(batch_trees=1), EntropyRuleConfig(initial=1), 3)
     rig.start(actor, lease)
     rig.expand(actor, lease, 0)
     assert rig.core.ending is not None and rig.core.ending.code == 2

@@ -31,7 +31,7 @@ from common.errors import StorageError
 from common.messages import Message
 from common.nouns import Version
 from common.predictors import make_predictor
-from tests.allocator.harness import Rig
+from tests.allocator.harness import Rig, granted
 from tests.allocator.test_fleet import FAULTY
 
 BEHIND = 400
@@ -170,11 +170,8 @@ def test_a_reminder_of_a_new_kind_cannot_be_forgotten() -> None:
 
 
 def worked() -> Rig:
-    rig = Rig()
-    rig.learner()
-    rig.actor()
-    rig.inspect("a/1")
-    rig.start("a/1", rig.leases("a/1")[0])
+    rig, actor, (lease, *_) = granted()
+    rig.start(actor, lease)
     rig.core.take_records()
     return rig
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from common.nouns import ROOT, TurnStatus
 from common.prefix import EMPTY, Tally
-from tests.allocator.harness import RANDOM, Rig, small
+from tests.allocator.harness import RANDOM, granted, small
 
 
 def test_anchors_and_places_are_those_of_a_plain_look_at_every_node() -> None:
     """Turns of three continuations arrive mixed; one ends the world, one is still open, one has none yet."""
-    rig = Rig(small(batch_trees=1), continuations=4)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
+    rig, actor, (first, second, third, _) = granted(small(batch_trees=1), continuations=4, slots=8)
     tree = rig.core.state.forest.trees[0]
-    first, second, third, _ = rig.leases(actor)
     for lease in (third, second, first):
         rig.start(actor, lease)
     for offset, lease in ((0, second), (0, first), (1, second), (0, third), (1, first)):
@@ -27,12 +23,9 @@ def test_anchors_and_places_are_those_of_a_plain_look_at_every_node() -> None:
 
 
 def test_siblings_granted_together_follow_one_after_the_other() -> None:
-    rig = Rig(small(batch_trees=1), continuations=3)
-    rig.learner()
-    actor = rig.actor()
-    rig.inspect(actor)
+    rig, actor, leases = granted(small(batch_trees=1), continuations=3)
     tree = rig.core.state.forest.trees[0]
-    for lease, reward in reversed([*zip(rig.leases(actor), (1.0, 0.0, 1.0), strict=True)]):
+    for lease, reward in reversed([*zip(leases, (1.0, 0.0, 1.0), strict=True)]):
         rig.finish(actor, lease, reward=reward)
     targets, _ = tree.targets()
     anchored = [target for target in targets if target.prefix.depth == 0]
@@ -47,15 +40,10 @@ def test_siblings_granted_together_follow_one_after_the_other() -> None:
 
 def test_what_was_known_at_grant_is_not_counted_beside_too() -> None:
     """Of the continuations from one anchor, those that had ended are in its tally, the others beside it."""
-    rig = Rig(small(batch_trees=1), RANDOM, continuations=6)
-    rig.learner()
-    actor = rig.actor(slots=8)
-    rig.inspect(actor)
+    rig, actor, chains = granted(small(batch_trees=1), RANDOM, continuations=6, slots=8)
     tree = rig.core.state.forest.trees[0]
-    for lease in rig.leases(actor):
-        rig.finish(
-            actor, lease, turns=1, reward=1.0
-        )  # no open turn: the second round starts at the root, too
+    for lease in chains:  # no open turn: the second round starts at the root, too
+        rig.finish(actor, lease, turns=1, reward=1.0)
     for number, lease in enumerate(rig.leases(actor)):
         rig.finish(actor, lease, turns=1, reward=float(number % 2))
     targets, _ = tree.targets()

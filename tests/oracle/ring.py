@@ -18,15 +18,14 @@ import msgspec
 from safetensors.torch import load_file
 from torch import Tensor
 
-import run as door
 from allocator.core import AllocatorCore
-from common import cli
 from common.config import Config
 from common.journal import Record, read_journal
 from common.messages import Grant, ToAllocator, TreeReady
 from common.nouns import Lease, Tree
 from common.processes import Child, Lifeline, spawn, stop_all
 from common.rundir import RunDir
+from tests.run.door import ROOT, compose
 
 ANY_PORT = "tcp://127.0.0.1:0"
 PATIENCE_S = 240.0
@@ -76,7 +75,7 @@ class Ring:
         """A role as its own process, in a directory of its own that was empty."""
         cwd = self.folder / name
         cwd.mkdir(parents=True)
-        command = [sys.executable, str(Path(door.__file__)), f"role={name.partition('-')[0]}", *words]
+        command = [sys.executable, str(ROOT / "run.py"), f"role={name.partition('-')[0]}", *words]
         log = self.folder / "logs" / f"{name}.out"
         self.children[name] = spawn(name, command, log=log, lifeline=self._lifeline, cwd=cwd)
 
@@ -138,11 +137,6 @@ class Decisions:
     """Every attempt, in order of its grant."""
     most_trees: int = 0
     """Most trees in flight at once."""
-
-
-def compose(*words: str) -> Config:
-    """The configuration of a command line."""
-    return door.compose(cli.parse(words, cli.groups(door.CONFIGS)))
 
 
 def warm_start(folder: Path, *words: str) -> Path:

@@ -18,7 +18,7 @@ from common.config_allocator import AdaptiveConfig, RuleConfig
 from common.messages import Committed, Dropped, Inspect, Inspected, InspectFailed, TreeReady
 from common.nouns import Version
 from tests.allocator.budgets.grove import Grove
-from tests.allocator.harness import LEARNER, ROOT, Rig, small
+from tests.allocator.harness import LEARNER, ROOT, ready, small
 from tests.allocator.test_sequential import Crowd
 
 BATCH, G = 4, 3
@@ -158,9 +158,7 @@ def test_many_trees_in_flight_equal_one_after_the_other_in_the_whole_core() -> N
 def test_what_replaces_a_tree_that_had_its_say_gets_no_more() -> None:
     """A wave of two; whatever was decided for a place stays decided."""
     budget = Noted(1.0, continuations=2, batch=2)
-    run = Rig(small(steps=3), continuations=budget)
-    run.learner()
-    actor = run.actor(slots=32)
+    run, actor = ready(small(steps=3), continuations=budget, slots=32)
     run.work(actor)  # all continuations of the rig succeed: uniform
     run.consume([m.tree.id for m in run.take(LEARNER, TreeReady)], 1)
     run.work(actor)
@@ -175,9 +173,7 @@ def test_what_replaces_a_tree_that_had_its_say_gets_no_more() -> None:
 def test_a_place_whose_task_cannot_be_set_up_keeps_nobody_waiting() -> None:
     """The learner falls back, so that older places are filled before that one: what waited for it must not."""
     budget = Noted(0.5, continuations=2, batch=2)
-    run = Rig(small(steps=3, max_attempts=1), continuations=budget)
-    run.learner()
-    actor = run.actor(slots=32)
+    run, actor = ready(small(steps=3, max_attempts=1), continuations=budget, slots=32)
     run.work(actor)
     run.consume([m.tree.id for m in run.take(LEARNER, TreeReady)], 1)
     run.say(LEARNER, Committed(Version(0, 1), [0, 1]))

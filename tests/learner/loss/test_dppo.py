@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-import run
-from common import cli
 from common.config_learner import LossConfig
 from learner.loss import LOSSES
 from tests.learner.loss.cases import Case, Pair, Token, loss_of
+from tests.run.door import compose
 
 PLAIN = LossConfig(name="dppo", clip_low=0.2, clip_high=0.2, log_ratio_penalty=0.0)
 
@@ -58,5 +57,5 @@ def test_the_penalty_counts_once_for_each_branch_by_its_weight():
 
 
 def test_the_constants_offered_are_prime_rls():
-    settings = run.compose(cli.parse(["learner/loss=dppo"], cli.groups(run.CONFIGS))).learner.loss
+    settings = compose("learner/loss=dppo").learner.loss
     assert (settings.clip_low, settings.clip_high, settings.log_ratio_penalty) == (0.2, 0.2, 1e-3)

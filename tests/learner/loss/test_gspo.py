@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-import run
-from common import cli
 from common.config_learner import LossConfig
 from learner.loss import LOSSES
 from tests.learner.loss.cases import Case, Pair, Token, loss_of
+from tests.run.door import compose
 
 WIDE = LossConfig(name="gspo", clip_low=0.9, clip_high=9.0)
 MOVES = (0.3, -0.1, 0.4)
@@ -55,7 +54,7 @@ def test_a_shared_token_has_the_ratio_of_each_of_its_branches():
 
 
 def test_the_clip_offered_is_the_papers_3e_4_and_4e_4():
-    settings = run.compose(cli.parse(["learner/loss=gspo"], cli.groups(run.CONFIGS))).learner.loss
+    settings = compose("learner/loss=gspo").learner.loss
     assert (settings.clip_low, settings.clip_high) == (3e-4, 4e-4)
     for move, advantage, flows in ((3.9e-4, 1.0, True), (4.1e-4, 1.0, False), (-3.1e-4, -1.0, False)):
         _, gradient = loss_of("gspo", branch((advantage,), (move,)), settings)

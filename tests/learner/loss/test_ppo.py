@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-import run
-from common import cli
 from common.config_learner import LossConfig
 from common.errors import ConfigError
 from learner.loss import LOSSES
 from tests.learner.loss.cases import Case, Pair, Token, loss_of
+from tests.run.door import compose
 
 DAPO = LossConfig(clip_low=0.2, clip_high=0.28)
 
@@ -62,4 +61,4 @@ def test_the_dual_clip_is_refused_below_1_and_beside_other_losses():
     with pytest.raises(ConfigError, match=r"learner.loss.dual_clip must be above 1, or 0 for none, got 0.9"):
         LossConfig(dual_clip=0.9)
     with pytest.raises(ConfigError, match=r"learner.loss.dual_clip must be 0 unless learner.loss=ppo"):
-        run.compose(cli.parse(["learner/loss=cispo", "learner.loss.dual_clip=3"], cli.groups(run.CONFIGS)))
+        compose("learner/loss=cispo", "learner.loss.dual_clip=3")

@@ -2,28 +2,26 @@
 
 import pytest
 
-import run
-from common import cli
 from common.config import BEHAVIOUR_WEIGHTS
 from common.config_learner import LOSS_WEIGHTS
 from common.errors import ConfigError
 from learner.loss import LOSSES
 from learner.weight import WEIGHTS
 from tests.learner.loss.cases import SETTINGS, Case, Pair, Token, loss_of
+from tests.run.door import compose
 
-GROUPS = cli.groups(run.CONFIGS)
 PAIRS = [(loss, weight) for loss in LOSS_WEIGHTS for weight in BEHAVIOUR_WEIGHTS]
 
 
 @pytest.mark.parametrize("loss, weight", PAIRS)
 def test_a_sound_pair_composes_and_another_is_refused_in_one_sentence(loss, weight):
-    words = cli.parse([f"learner/loss={loss}", f"learner/weight={weight}"], GROUPS)
+    words = (f"learner/loss={loss}", f"learner/weight={weight}")
     if weight in LOSSES[loss].weights:
-        config = run.compose(words).learner
+        config = compose(*words).learner
         assert (config.loss.name, config.weight.name) == (loss, weight)
     else:
         with pytest.raises(ConfigError, match=f"learner.weight must be none with learner.loss={loss}, which"):
-            run.compose(words)
+            compose(*words)
 
 
 def test_the_table_without_torch_is_the_registries():

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import run
-from common import cli
 from common.config_learner import ProximalPolicy, WeightConfig
 from common.errors import ConfigError
 from learner.weight import WEIGHTS
+from tests.run.door import compose
 
 LOGPROB = st.floats(-8, 0)
 PAIRS = st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=12)
@@ -63,8 +62,7 @@ RATIOS = [0.4, 0.6, 3.0, 6.0]
     ],
 )
 def test_the_bounds_offered_are_those_of_known_implementations(option, cap, worth):
-    words = cli.parse([f"learner/weight={option}"], cli.groups(run.CONFIGS))
-    settings = run.compose(words).learner.weight
+    settings = compose(f"learner/weight={option}").learner.weight
     assert settings.cap == cap
     proximal = torch.log(torch.tensor(RATIOS))
     kept = torch.ones(4, dtype=torch.bool)
