@@ -36,6 +36,7 @@ from common.config_allocator import (  # noqa: E402
     RuleConfig,
 )
 from common.errors import ConfigError, StorageError, TreewardError  # noqa: E402
+from common.ranks import check_ranks  # noqa: E402
 from common.resuming import differences, refuse  # noqa: E402
 from common.settings import NAMED_GROUPS, check, convert, set_value, settings, to_yaml, unknown_key  # noqa: E402
 
@@ -230,6 +231,8 @@ def _kept(recorded: dict[str, Any], line: cli.CommandLine) -> dict[str, Any]:
 
 def start(config: Config) -> int:
     """Start the role that `config` names, and return its exit code. Raises `TreewardError`."""
+    if config.role in (Role.LOCAL, Role.LEARNER):
+        check_machine(config)
     if config.role is Role.LOCAL:
         from common.launcher import run_local
 
@@ -239,6 +242,19 @@ def start(config: Config) -> int:
 
         return run_actor(config)
     return _start_on_run(config)
+
+
+def check_machine(config: Config) -> None:
+    """What a learner on this machine would refuse, before anything is started or written.
+
+    Raises:
+        ConfigError: half of a launcher's environment is set, or a GPU is insisted on that is not there.
+    """
+    check_ranks(local=config.role is Role.LOCAL)
+    if config.learner.backend.device == "cuda":  # torch is asked only where somebody insists
+        from learner.device import check_device
+
+        check_device("cuda")
 
 
 def _start_on_run(config: Config) -> int:

@@ -112,15 +112,18 @@ class AllocatorCore:
         s.sends.clear()
         s.departed.clear()
 
-    def adopt(self, decisive: Mapping[str, str]) -> None:
+    def adopt(self, decisive: Mapping[str, str], *, fell_back: bool = False) -> None:
         """Go on by what these say of the settings that may change between two processes of a run.
 
-        A run that was complete goes on when it is to make more updates.
+        A run that was complete goes on when it is to make more updates, or to make some of them again.
+
+        Args:
+            fell_back: the checkpoint that it was complete by is gone (`allocator.recovery`).
         """
         s, before = self.state, self.state.settings
         settings = before.changed(decisive)
         s.settings = s.forest.settings = s.delivery.settings = settings
-        if s.ending is not None and settings.steps > before.steps:
+        if s.ending is not None and (settings.steps > before.steps or fell_back):
             s.ending = None
 
     def take_records(self) -> list[Record]:

@@ -11,6 +11,15 @@ last record are those of the dead process, but for what it had read and not writ
 journal meets `recovered` where this process did, and does the same. All of it is synced before anyone is
 spoken to.
 
+A run that was complete is over, unless the checkpoint that it was complete by is damaged or gone: the learner
+would go back to the one before it, and the two must agree where the run is. Then the run goes on. It is noted
+in `start`, as all that a replay must know; the rest is what any learner brings about that comes back from an
+older checkpoint (`Delivery.rejoin`): its hello names the update, the trees of later ones, which the allocator
+has forgotten, are dropped as `checkpoint_lost`, and other trees are grown in their slots. So none is lost
+without a reason, and none that is inside the surviving weights is trained again. To refuse would leave the
+work of the sound checkpoint to new runs only. What lies on disk here decides: where no checkpoint is seen at
+all (they are another machine's), a complete run stays complete.
+
 The core's clock goes on: monotonic time is one for all processes of a machine until it is booted; where it is
 behind the journal's, as after that, it is shifted.
 """
@@ -32,6 +41,7 @@ from allocator.snapshots import Snapshot, newest_first, read_snapshot
 from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter, Record, read_journal
 from common.logs import fields
+from common.manifest import last_step
 from common.opening import already_trained
 from common.rundir import RunDir
 
@@ -61,6 +71,8 @@ class Recovery:
     """What the last input led to and the journal lacks."""
     over: bool = False
     """Whether the run is complete, and the journal closed."""
+    fell_back: bool = False
+    """Whether it was complete, by a checkpoint that is damaged or gone: it goes on, and is not over."""
     began: float = field(default_factory=time.perf_counter)
 
     def begin(self, journal: JournalWriter, now: float, **start: Any) -> None:
@@ -74,9 +86,10 @@ class Recovery:
         for kind, values in self.unwritten:
             journal.append(kind, **values)
         core = self.core
-        core.adopt(self.wanted.decisive)
+        core.adopt(self.wanted.decisive, fell_back=self.fell_back)
         decided_by = {"settings": core.state.settings.decisive, "code": code_of_decisions()}
-        journal.append("start", boot=self.boot, now=now, **decided_by, **start)
+        again = {"fell_back": True} if self.fell_back else {}
+        journal.append("start", boot=self.boot, now=now, **decided_by, **again, **start)
         if self.boot:
             live = core.live_leases
             core.restart(self.boot, now)
@@ -119,6 +132,7 @@ def recover(fresh: Callable[[], AllocatorCore], rundir: RunDir) -> Recovery:
                 raise
             LOG.error("%s; an older snapshot is used", error, extra=fields("snapshot_refused"))
             continue
+        _look_for_its_last_checkpoint(found, rundir)
         if found.over:
             raise already_trained(rundir.path)
         _refuse_fewer(found)
@@ -141,6 +155,21 @@ def _refuse_cut(rundir: RunDir) -> None:
             f"{newest.name} was taken, got {held}: it was cut or removed; put it back from a copy, or begin "
             "a new run"
         )
+
+
+def _look_for_its_last_checkpoint(found: Recovery, rundir: RunDir) -> None:
+    """A run that is complete goes on if the learner will come back from an earlier update."""
+    ending, steps = found.core.ending, found.core.state.settings.steps
+    if ending is None or ending.code:
+        return
+    reached = last_step(rundir.checkpoints, hashed_from=steps)
+    if reached is not None and reached < steps:
+        found.fell_back, found.over = True, False
+        LOG.warning(
+            "the run was complete, but its newest sound checkpoint is of update %d of %d: it goes on from "
+            "there, with other trees for the updates that are lost",
+            reached, steps, extra=fields("fell_back", reached=reached),
+        )  # fmt: skip
 
 
 def _snapshots(rundir: RunDir) -> Iterator[Snapshot | None]:

@@ -82,9 +82,10 @@ class Replay:
 
     def _adopt(self, record: Record) -> None:
         """Each process goes by settings of its own, as far as they may change. A release that wrote none
-        down could not change any."""
+        down could not change any; nor did every release write whether the run had fallen back."""
+        fell_back = bool(record.fields.get("fell_back", False))
         try:
-            self.core.adopt(record.fields.get("settings") or {})
+            self.core.adopt(record.fields.get("settings") or {}, fell_back=fell_back)
         except ValueError as error:
             raise StorageError(f"the start at byte {record.offset} has odd settings: {error}") from error
 

@@ -9,7 +9,8 @@ signal. The actors share nothing with the others: each works in an empty directo
 one endpoint and the settings, on its command line.
 
 `resume=` goes on with a run after any end, that of all processes at once included: the allocator takes up its
-journal, the learner its newest checkpoint, the tracker its MLflow run; what was done already is left out.
+journal, the learner its newest sound checkpoint, the tracker its MLflow run; what was done already is left
+out. A run that was complete and whose last checkpoint was damaged since goes on from the one before it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,17 @@ from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
 from common.errors import PeerLost, StorageError, TreewardError
-from common.manifest import last_step
 from common.metrics import MetricsClient
-from common.opening import is_complete, open_run, record, refuse_trained, shown, wait_until_free
+from common.opening import (
+    is_complete,
+    open_run,
+    record,
+    refuse_damaged,
+    refuse_trained,
+    shown,
+    trained_steps,
+    wait_until_free,
+)
 from common.progress import Progress, Tail, duration, success_on
 from common.rundir import RunDir
 from common.settings import overrides
@@ -76,6 +85,7 @@ def run_local(config: Config, command: Command = role_command) -> int:
             say(f"{shown(rundir.path)} is complete, {what}: a larger learner.steps= goes on from there")
             return 0
         else:
+            refuse_damaged(rundir, config.learner.steps)
             wait_until_free(rundir)
         record(rundir, config)
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
@@ -129,7 +139,7 @@ class LocalRun:
 
     def run(self) -> int:
         """The stages, in order."""
-        began, done = time.monotonic(), last_step(self.rundir.checkpoints) or 0
+        began, done = time.monotonic(), trained_steps(self.rundir, self.config.learner.steps) or 0
         if self.config.resume:
             say(f"resuming {shown(self.rundir.path)} at step {done}/{self.config.learner.steps}")
         say(f"run {shown(self.rundir.path)}: {self.config.cluster.actors} actors, logs in logs/")

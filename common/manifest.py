@@ -97,19 +97,54 @@ def _as_map(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def last_step(checkpoints: Path) -> int | None:
+def last_step(checkpoints: Path, *, hashed_from: int | None = None) -> int | None:
     """The step of the newest checkpoint whose files have the sizes that its manifest says; None = there is
-    none. Nothing is hashed: that is for who loads it."""
-    for path in sorted(checkpoints.glob("step-*"), reverse=True):
+    none.
+
+    Args:
+        checkpoints: of a run.
+        hashed_from: of this step and later ones the bytes must be right too. For a caller to whom a run is
+            over there; below, whoever goes on loads the checkpoint, and hashes it.
+    """
+    for path in newest_first(checkpoints):
         if is_whole(path):
-            return read_manifest(path).step
+            step = read_manifest(path).step
+            if hashed_from is None or step < hashed_from or not damage(path, hashed=True):
+                return step
     return None
+
+
+def newest_first(checkpoints: Path) -> list[Path]:
+    """The folders of a run's checkpoints, sound or not."""
+    return sorted(checkpoints.glob("step-*"), reverse=True)
 
 
 def is_whole(path: Path) -> bool:
     """Whether a checkpoint has a manifest, and all files in their sizes."""
+    return not damage(path)
+
+
+def damage(path: Path, *, hashed: bool = False) -> str:
+    """What is wrong with a checkpoint, in words that begin with the file: `model.safetensors has …`; empty =
+    nothing.
+
+    Args:
+        hashed: look at every byte, not only at sizes.
+    """
     try:
-        files = read_manifest(path).files
-        return all((path / name).stat().st_size == entry.size for name, entry in files.items())
-    except (OSError, ValueError):
-        return False
+        for name, entry in read_manifest(path).files.items():
+            file = path / name
+            if (size := file.stat().st_size) != entry.size:
+                return f"{name} has {size} bytes, expected {entry.size}"
+            if hashed and _sha256(file) != entry.sha256:
+                return f"{name} is damaged: its SHA-256 differs from the manifest"
+    except OSError as error:
+        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"{MANIFEST_FILE} is no manifest: {error}"
+    return ""
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

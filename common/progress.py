@@ -69,16 +69,19 @@ class Progress:
     newest: dict[str, float] = field(default_factory=dict)
 
     def update(self) -> list[str]:
-        """Read what the roles have logged since the last time; returns each one's newest warning, if any."""
-        warnings = []
+        """Read what the roles have logged since the last time; returns each one's newest error and its newest
+        warning after that, if any: what a role says of the remedy must not hide what was wrong."""
+        warnings: list[str] = []
         for role, tail in self.tails.items():
-            newest = ""
+            error = warning = ""
             for entry in tail.new_entries():
                 if entry.get("event") in (EVENT, RESUMED):
                     self.newest.update({k: v for k, v in entry.items() if isinstance(v, (int, float))})
                 if entry.get("level") in WARNINGS:
-                    newest = f"{role}: {escape(str(entry.get('message', '')))}"
-            warnings += [newest] if newest else []
+                    warning = f"{role}: {escape(str(entry.get('message', '')))}"
+                    if entry["level"] != "warning":
+                        error, warning = warning, ""
+            warnings += filter(None, (error, warning))
         return warnings
 
     def line(self, elapsed_s: float, actors_alive: int, actors: int) -> str:

@@ -31,11 +31,12 @@ from common.logs import fields, setup_logs
 from common.messages import MAX_BATCH, PROTOCOL_VERSION, Bye, Capabilities, Committed, Consumed, Hello
 from common.metrics import MetricsClient
 from common.nouns import Tree, Version
+from common.ranks import given_rank
 from common.rundir import RunDir
 from common.traffic import TRAFFIC
 from common.usage import usage
 from learner.assembly import assembly
-from learner.backend.group import given_rank, open_group
+from learner.backend.group import open_group
 from learner.backend.worker import Ranks, run_rank
 from learner.controls import shuffle_rewards
 from learner.intake import Intake, Stop

@@ -52,19 +52,23 @@ class KnownTokens:
         return self.values[places]
 
 
-def known_tokens(batches: Iterable[MicroBatch], logprobs: Logprobs) -> KnownTokens:
-    """One pass over micro-batches, without gradient."""
+def known_tokens(batches: Iterable[MicroBatch], ask: Logprobs) -> KnownTokens:
+    """One pass over micro-batches, without gradient: what `ask` says of each token, usually its log π."""
     keys, values = list[Tensor](), list[Tensor]()
     with torch.no_grad():
         for batch in batches:
             keys.append(batch.keys_N.cpu())
-            values.append(logprobs(batch).float().cpu())
+            values.append(ask(batch).float().cpu())
     return KnownTokens.of(keys, values)
 
 
 def every_sampled_token(trees: Iterable[Tree], current: Version) -> list[Row]:
     """Rows of all branches in which every sampled token is trained, however old: for passes that ask about
-    each of them."""
+    each of them, and for no update.
+
+    Tokens of demonstrations are among them: rows must reach to the end of every prefix that a value head is
+    asked about. What a pass makes of them is not read (`credit.base.Evidence.log_ratio`), nor logged.
+    """
     rows: list[Row] = []
     clock = Clock(current, INFINITELY_STALE, (0,) * (current.lineage + 1))
     for tree in trees:
@@ -83,15 +87,9 @@ def turn_log_ratios(batches: Iterable[MicroBatch], logprobs: Logprobs) -> dict[i
         batches: of `every_sampled_token`.
         logprobs: of the current weights.
     """
+    gaps = known_tokens(batches, lambda batch: logprobs(batch).float() - batch.behaviour_N)
     sums: dict[int, dict[int, float]] = {}
-    counted: set[int] = set()
-    with torch.no_grad():
-        for batch in batches:
-            gaps = (logprobs(batch).float() - batch.behaviour_N).double().cpu()
-            for key, gap in zip(batch.keys_N.tolist(), gaps.tolist(), strict=True):
-                if key in counted:
-                    continue
-                counted.add(key)
-                of_tree, node = sums.setdefault(tree_of_key(key), {}), node_of_key(key)
-                of_tree[node] = of_tree.get(node, 0.0) + gap
+    for key, gap in zip(gaps.keys.tolist(), gaps.values.tolist(), strict=True):  # summed in double precision
+        of_tree, node = sums.setdefault(tree_of_key(key), {}), node_of_key(key)
+        of_tree[node] = of_tree.get(node, 0.0) + gap
     return sums

@@ -163,12 +163,12 @@ def build_rows(
 def _span(node: Node, clock: Clock) -> _Span:
     turn = node.turn
     count = turn.num_action_tokens
-    lags = [clock.lag(run.version) for run in turn.versions for _ in range(run.count)]
     sampled = len(turn.logprobs) > 0
+    lags = [clock.lag(run.version) for run in turn.versions for _ in range(run.count)] if sampled else []
     return _Span(
         ids=np.concatenate([ids(turn.action), ids(turn.observation)]).astype(np.int64),
         num_actions=count,
-        # A demonstration has neither: no weights sampled it, so it is context here and never trained.
+        # No weights sampled a demonstration, whatever versions it names: it is context, and never trained.
         behaviour=floats(turn.logprobs).astype(np.float32) if sampled else np.zeros(count, np.float32),
         lags=np.asarray(lags if lags else [INFINITELY_STALE] * count, np.int64),
         sampled=sampled,

@@ -1,14 +1,16 @@
-"""Whole runs of which every process is killed with -9 at once, and which `resume=` takes up."""
+"""Whole runs that `resume=` takes up: every process was killed with -9 at once, or a checkpoint is damaged."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ import pytest
 import run as door
 from common.audit import audit_run
 from common.journal import read_journal
-from common.manifest import last_step
+from common.manifest import last_step, step_name
 from common.rundir import RunDir
 from tests.oracle.ring import PATIENCE_S
 
@@ -109,3 +111,64 @@ def check_tracking(rundir: RunDir, tracked: dict[str, str]) -> None:
     assert steps <= set(range(1, MORE + 1)) and set(range(STEPS + 1, MORE + 1)) <= steps
     assert min(steps) <= 3 + 1, "the first process's numbers are there too"
     assert os.path.isfile(rundir.path / "summary.json")
+
+
+# ------------------------------------------------------------------------- damaged after everything had ended
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four updates, evaluated, with checkpoints of the second and the fourth."""
+    folder = tmp_path_factory.mktemp("complete")
+    words = ["experiment=smoke", "tracking=none", "cluster.actors=1", "run=runs/x"]
+    finish(folder, *words, "learner.steps=4", "learner.checkpoint_every=2")
+    return folder
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 10)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage, name", [(cut, "model.safetensors"), (flip, "optimizer.safetensors")])
+def test_a_complete_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
+    tmp_path: Path, complete: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    """The learner went back, and the allocator would not; a flipped byte was not even looked for."""
+    shutil.copytree(complete / "runs", tmp_path / "runs")
+    rundir = RunDir(tmp_path / "runs" / "x")
+    damage(rundir.checkpoints / step_name(4) / name)
+    lines = finish(tmp_path, "resume=runs/x")
+    assert lines[0] == "resuming runs/x at step 2/4"
+    said = "\n".join(lines)
+    assert f"step-00000004/{name} " in said and "set aside as corrupt-step-00000004-" in said
+    assert "newest sound checkpoint is of update 2 of 4" in said
+    assert "resumed at step 2 as lineage 1" in said and "0 trees to be replayed, 8 dropped" in said
+    assert starts(rundir) == [(0, 0), (1, 2)] and last_step(rundir.checkpoints, hashed_from=0) == 4
+    report = audit_run(rundir)
+    assert report.ok and report.trees == 24, [*report.lines()]
+    assert finish(tmp_path, "role=replay", "run=runs/x")[-1].endswith(" differences=0")
+    (again,) = finish(tmp_path, "resume=runs/x")
+    assert again.startswith("runs/x is complete, its 4 updates are trained")
+
+
+def test_a_run_without_any_sound_checkpoint_names_the_file_and_starts_nothing(
+    tmp_path: Path, complete: Path
+) -> None:
+    shutil.copytree(complete / "runs", tmp_path / "runs")
+    rundir = RunDir(tmp_path / "runs" / "x")
+    for step in (2, 4):
+        cut(rundir.checkpoints / step_name(step) / "model.safetensors")
+    journal = rundir.allocator_journal.read_bytes()
+    done = subprocess.run(
+        [*COMMAND, "resume=runs/x"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("error: no checkpoint of runs/x is sound, the newest: ")
+    assert "/step-00000004/model.safetensors has " in done.stderr and done.stderr.count("\n") == 1
+    assert rundir.allocator_journal.read_bytes() == journal

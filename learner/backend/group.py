@@ -32,8 +32,10 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from common.config_backend import BackendConfig
-from common.errors import ConfigError, PeerLost, TreewardError
+from common.errors import PeerLost, TreewardError
 from common.processes import Child, Lifeline, describe_exit, spawn, stop_all
+from common.ranks import given_world
+from learner.device import choose_device
 
 LOG = logging.getLogger("treeward.learner.group")
 
@@ -224,24 +226,6 @@ class Group:
 # --------------------------------------------------------------------------------------------------- opening
 
 
-def given_rank() -> int:
-    """The rank that a launcher, or rank 0, gave this process; 0 where nobody did.
-
-    Raises:
-        ConfigError: it is no number, or comes without the number of ranks: a rank of nobody's group would
-            wait for a rank 0 that does not exist.
-    """
-    word = os.environ.get("RANK", "0")
-    if not word.isdigit():
-        raise ConfigError(f"RANK in the environment must be a whole number, got {word!r}: unset it")
-    if "RANK" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise ConfigError(
-            f"RANK={word} is in the environment without WORLD_SIZE: let a launcher set both, or unset "
-            "RANK and use learner.backend.processes"
-        )
-    return int(word)
-
-
 def open_group(settings: BackendConfig, logs: Path) -> Group:
     """Join the other ranks, starting them where no launcher has. Call it before any thread runs.
 
@@ -253,11 +237,11 @@ def open_group(settings: BackendConfig, logs: Path) -> Group:
         ConfigError: the environment is half set, or asks for a GPU that is not there.
         RankLost: not all of them came.
     """
-    given_rank()  # refuses half of an environment
+    launched = given_world() is not None  # refuses half of an environment
     device = choose_device(settings.device)
     timeout = timedelta(seconds=settings.collective_timeout_s)
     children, lifeline = list[Child](), None
-    if "WORLD_SIZE" in os.environ:
+    if launched:
         rank, world, store = _from_launcher(timeout)
     elif settings.processes == 1:
         rank, world, store = 0, 1, STORES.HashStore()
@@ -277,31 +261,7 @@ def open_group(settings: BackendConfig, logs: Path) -> Group:
         raise
 
 
-def choose_device(word: str) -> torch.device:
-    """`auto`, `cpu` or `cuda` as the device of this rank."""
-    found = torch.cuda.is_available()
-    if word == "cuda" and not found:
-        raise ConfigError("learner.backend.device must be cpu or auto: torch sees no GPU on this machine")
-    if word == "cpu" or not found:
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 def _from_launcher(timeout: timedelta) -> tuple[int, int, c10d.Store]:
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise ConfigError(
-            f"WORLD_SIZE is in the environment without {', '.join(missing)}: let a launcher set all of them, "
-            "or unset it and use learner.backend.processes"
-        )
-    world_word = os.environ["WORLD_SIZE"]
-    if not world_word.isdigit() or given_rank() >= int(world_word):
-        raise ConfigError(
-            f"RANK in the environment must be below WORLD_SIZE, got {os.environ['RANK']} and {world_word!r}: "
-            "let a launcher set both, or unset both"
-        )
     try:
         store, rank, world = next(iter(rendezvous("env://", timeout=timeout)))
     except (RuntimeError, ValueError) as error:

@@ -130,7 +130,8 @@ class ValueTerm:
 
 def value_terms(tree: Tree, credits: Sequence[BranchCredit]) -> list[ValueTerm]:
     """What a critic learns from a tree: one term a continuation and turn that it sampled, never one for each
-    branch that passes, with the weight as granted.
+    branch that passes, with the weight as granted; none of a demonstration, which says what others' turns are
+    worth there.
 
     Args:
         tree: as finished.
@@ -141,5 +142,5 @@ def value_terms(tree: Tree, credits: Sequence[BranchCredit]) -> list[ValueTerm]:
         for credit in credits
         for owners in (owners_of(tree, credit.continuation),)
         for node, target in zip(credit.turns, credit.targets, strict=True)
-        if node.lease in owners
+        if node.lease in owners and node.turn.logprobs
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from allocator.rules.random import RandomRule
 from common.config_allocator import BudgetConfig, RuleConfig
 from common.errors import ConfigError, StorageError
 from common.journal import JournalWriter, read_journal
+from common.manifest import MANIFEST_FILE, Manifest, encode_manifest, entries_of, step_name
 from common.messages import Bye, Committed, Heartbeat, TreeReady
 from common.nouns import Version
 from tests.allocator.harness import LEARNER, Rig, small
@@ -144,13 +146,85 @@ def test_a_complete_run_goes_on_when_it_is_to_make_more_updates(tmp_path: Path, 
         more = begun().state.settings.changed({"learner.steps": str(steps)})
         mortal.fresh = maker(more)
         mortal.snapshot_every = snapshots
+        saved(mortal, {3: 2, 5: 3}[steps])
         mortal.kill()
-        assert mortal.core.ending is None
+        assert mortal.core.ending is None and not mortal.recoveries[-1].fell_back
         train(rig, {3: 2, 5: 3}[steps], steps, process=str(steps))
         assert mortal.core.audit() == []
         assert mortal.core.state.delivery.committed == 2 * steps
     # A replay, under whichever number of updates, meets the changes where the processes made them.
     assert replay(begun(), mortal.records()) == replay(mortal.fresh(), mortal.records()) == []
+
+
+def saved(mortal: Mortal, *steps: int) -> None:
+    """The learner's checkpoints of these updates."""
+    for step in steps:
+        folder, files = mortal.rundir.checkpoints / step_name(step), {"model": bytes([step] * 9)}
+        folder.mkdir(exist_ok=True)
+        (folder / "model").write_bytes(files["model"])
+        (folder / MANIFEST_FILE).write_bytes(encode_manifest(Manifest(2, step, entries_of(files))))
+
+
+def damage(mortal: Mortal, step: int, how: str) -> None:
+    folder = mortal.rundir.checkpoints / step_name(step)
+    if how == "gone":
+        shutil.rmtree(folder)
+    else:
+        (folder / "model").write_bytes(b"x" * (9 if how == "another byte" else 3))
+
+
+@pytest.mark.parametrize("how", ["another byte", "too short", "gone"])
+@pytest.mark.parametrize("snapshots, orderly", [(0, True), (5, True), (5, False)])
+def test_a_complete_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
+    tmp_path: Path, how: str, snapshots: int, orderly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learner falls back to update 2, and so does the allocator: trees 4 and 5 are lost with the
+    checkpoint of update 3 and no others; 6 and 7 take their slots. It is killed once more on the way."""
+    rig, mortal = to_the_end(tmp_path, 3)
+    mortal.snapshot_every = snapshots
+    saved(mortal, 1, 2, 3)
+    if orderly:
+        mortal.end()
+        with pytest.raises(StorageError, match="has been trained already"):
+            recover(mortal.fresh, mortal.rundir)
+    damage(mortal, 3, how)
+    mortal.kill()
+    assert mortal.core.ending is None and "newest sound checkpoint is of update 2 of 3" in caplog.text
+    rig.learner(step=2, lineage=1, incarnation="2")
+    mortal.kill()  # it knows where it was, without asking the disk again
+    assert mortal.core.ending is None and not mortal.recoveries[-1].fell_back
+    learner = rig.learner(step=2, lineage=1, incarnation="2")
+    rig.actor("a/2")
+    rig.work("a/2")
+    assert [message.tree.id for message in rig.take(learner, TreeReady)] == [6, 7]
+    rig.consume([6, 7], 3, 1, learner)
+    rig.say(learner, Committed(Version(1, 3), [6, 7]))
+    rig.work("a/2")
+    rig.say(learner, Bye(0, "all steps are done"))
+    assert mortal.core.audit() == [] and mortal.core.state.delivery.committed == 6
+    records = mortal.records()
+    lost = [r.fields for r in records if r.kind == "tree_dropped"]
+    assert [(f["tree"], f["reason"]) for f in lost] == [(4, "checkpoint_lost"), (5, "checkpoint_lost")]
+    assert [r.fields.get("fell_back", False) for r in records if r.kind == "start"] == [False, True, False]
+    assert replay(mortal.fresh(), records) == []
+    saved(mortal, 3)
+    mortal.end()
+    with pytest.raises(StorageError, match="has been trained already"):
+        recover(mortal.fresh, mortal.rundir)
+
+
+@pytest.mark.parametrize("steps", [(), (2,)], ids=["none is seen here", "all that are here are damaged"])
+def test_a_complete_run_without_any_sound_checkpoint_stays_complete(
+    tmp_path: Path, steps: tuple[int, ...]
+) -> None:
+    """They may be on another machine; and from damaged ones nobody can go on."""
+    _, mortal = to_the_end(tmp_path, 2)
+    mortal.end()
+    saved(mortal, *steps)
+    for step in steps:
+        damage(mortal, step, "too short")
+    with pytest.raises(StorageError, match="has been trained already"):
+        recover(mortal.fresh, mortal.rundir)
 
 
 def test_a_run_is_not_taken_up_with_fewer_updates(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """A run that goes on under another launcher: what was done is not done again."""
 
 import json
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.manifest import MANIFEST_FILE, Manifest, encode_manifest, step_name
+from common.errors import StorageError
+from common.manifest import MANIFEST_FILE, Manifest, encode_manifest, entries_of, step_name
 from common.rundir import RunDir
 from common.supervisor import RoleLost
 from tests.common.launched import Launch
@@ -20,10 +23,14 @@ def resumed(launch: Launch, **learner: Any) -> Launch:
     return launch
 
 
-def checkpoint(launch: Launch, step: int) -> None:
+def checkpoint(launch: Launch, step: int, **files: bytes) -> Path:
+    """One of these files, complete."""
     folder = launch.path / "learner" / "checkpoints" / step_name(step)
     folder.mkdir(parents=True)
-    (folder / MANIFEST_FILE).write_bytes(encode_manifest(Manifest(2, step, {})))
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(Manifest(2, step, entries_of(files))))
+    return folder
 
 
 def test_an_interrupted_run_goes_on_and_what_was_done_is_not_done_again(launch: Launch) -> None:
@@ -62,6 +69,43 @@ def test_a_run_that_is_complete_is_left_alone_until_it_is_to_become_longer(launc
     assert resumed(launch, steps=3).run() == 0
     assert launch.lines()[0] == f"resuming {launch.path} at step 2/3"
     assert "  steps: 3\n" in (launch.path / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("left", [b"model", b"mode"], ids=["another byte", "too short"])
+def test_a_complete_run_whose_last_checkpoint_was_damaged_since_is_trained_again_from_the_one_before(
+    left: bytes, launch: Launch
+) -> None:
+    """The first kind would have counted as complete: sizes say nothing of bytes."""
+    assert launch.run() == 0
+    checkpoint(launch, 1, model=b"other")
+    (checkpoint(launch, 2, model=b"MODEL") / "model").write_bytes(left)
+    (launch.path / "logs" / "learner.out").unlink()
+    launch.said()
+    assert resumed(launch).run() == 0
+    assert launch.lines()[0] == f"resuming {launch.path} at step 1/2"
+    assert (launch.path / "logs" / "learner.out").exists(), "the learner was started"
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["as it is", "set aside before"])
+def test_a_run_without_any_sound_checkpoint_is_refused_before_anything_is_started(
+    aside: bool, launch: Launch
+) -> None:
+    assert launch.run() == 0
+    for step in (1, 2):
+        folder = checkpoint(launch, step, model=b"MODEL")
+        (folder / "model").write_bytes(b"model")
+        if aside:
+            folder.rename(folder.with_name(f"corrupt-{folder.name}"))
+    shutil.rmtree(launch.path / "logs")
+    # Below the last step nobody hashes but the learner: the older one is found by its size.
+    for model in launch.path.glob("learner/checkpoints/*-00000001/model"):
+        model.write_bytes(b"")
+    what = (
+        r"/step-00000002/model is damaged: its SHA-256" if not aside else r"none but such as were set aside"
+    )
+    with pytest.raises(StorageError, match=rf"^no checkpoint of runs/\S+ is sound, .*{what}.*from a copy"):
+        resumed(launch).run()
+    assert not (launch.path / "logs").exists() or not any((launch.path / "logs").iterdir())
 
 
 def test_a_run_that_ended_before_its_evaluation_is_only_evaluated(launch: Launch) -> None:

@@ -59,6 +59,14 @@ def test_a_roles_newest_warning_is_passed_on_once_and_cannot_steer_the_terminal(
     assert progress.update() == []
 
 
+def test_an_error_is_not_hidden_by_a_warning_that_comes_right_after_it(tmp_path: Path) -> None:
+    """A learner that sets a damaged checkpoint aside says next from which it goes on."""
+    progress = Progress(9, {"learner": Tail(tmp_path / "log")})
+    said = (("warning", "old"), ("error", "damaged"), ("warning", "hm"), ("warning", "resumed"))
+    add(tmp_path / "log", *({"level": level, "message": message} for level, message in said))
+    assert progress.update() == ["learner: damaged", "learner: resumed"]
+
+
 def test_only_the_held_out_split_is_called_held_out() -> None:
     assert success_on("eval") == "held-out success"
     assert success_on("train") == "success on the split train"

@@ -151,6 +151,12 @@ def flat_tree(
     return make_tree(nodes, continuations, tree_id, rng.integers(3, 24, int(rng.integers(2, 6))).tolist())
 
 
+def flat_trees(count: int, seed: int = 0, **shape: int) -> list[Tree]:
+    """Trees 0, 1, … of `flat_tree`, drawn one after the other; `shape` goes to each."""
+    rng = np.random.default_rng(seed)
+    return [flat_tree(number, rng, **shape) for number in range(count)]  # type: ignore[arg-type]
+
+
 def learner_config(**changes: object) -> LearnerConfig:
     """Small and quick, learning rate 0.01 from the first step."""
     settings: dict[str, object] = dict(

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,7 +25,7 @@ from learner.packable import CannotPack
 from learner.policy import build_model, model_files
 from learner.rows import Clock
 from learner.update import Updater
-from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_tree, learner_config
+from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_trees, learner_config
 
 MISTRAL = dict(
     vocab_size=TOKENIZER.vocab_size, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
@@ -63,8 +62,7 @@ def build(folder: Path, *, deterministic: bool = False, **learner: object) -> Up
 
 
 def batch() -> list[Any]:
-    rng = np.random.default_rng(0)
-    return [flat_tree(number, rng) for number in range(4)]
+    return flat_trees(4)
 
 
 def test_a_model_that_cannot_be_packed_is_refused_before_a_batch_has_come(windowed):

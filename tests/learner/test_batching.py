@@ -6,7 +6,7 @@ import torch
 
 from learner.batching import cut, micro_batches, of_rows
 from tests.learner.forests import random_rows, rows_of
-from tests.learner.helpers import flat_tree
+from tests.learner.helpers import flat_trees
 
 
 def test_micro_batches_hold_every_row_once_and_stay_within_the_padded_budget():
@@ -37,8 +37,7 @@ def test_chosen_rows_are_trained_once_within_the_budget(layout, budget):
 
 
 def test_rows_that_share_next_to_nothing_go_one_a_line():
-    rng = np.random.default_rng(1)
-    long = [flat_tree(number, rng, branches=2, max_turns=30) for number in range(3)]
+    long = flat_trees(3, seed=1, branches=2, max_turns=30)
     for tree in long:  # nothing but a prompt of one token is shared
         tree.nodes[0] = tree.nodes[0].__class__(
             **{**{name: getattr(tree.nodes[0], name) for name in tree.nodes[0].__struct_fields__},

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from learner.rows import Clock
 from learner.update import Updater
 from learner.weight import TokenWeight
 from tests.learner.by_hand import micro_batch
-from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_tree, learner_config
+from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_trees, learner_config
 
 
 def test_k3_is_never_negative_and_zero_where_nothing_moved():
@@ -129,6 +128,5 @@ def test_only_the_first_epoch_is_logged(minibatches: int, monkeypatch: pytest.Mo
         return up.update(trees, Clock(V0, 1)).metrics["logged"]
 
     monkeypatch.setattr("learner.update.summarise", lambda log, _: {"logged": sum(map(len, log.ratios))})
-    rng = np.random.default_rng(0)
-    trees = [flat_tree(number, rng) for number in range(4)]
+    trees = flat_trees(4)
     assert logged(1) == logged(2) == sum(tree.num_action_tokens() for tree in trees)

@@ -19,6 +19,7 @@ from tests.learner.helpers import (
     V0,
     continuation,
     flat_tree,
+    flat_trees,
     learner_config,
     make_tree,
     node,
@@ -27,8 +28,7 @@ from tests.learner.helpers import (
 
 
 def trees(count: int = 6):
-    rng = np.random.default_rng(1)
-    return [flat_tree(number, rng) for number in range(count)]
+    return flat_trees(count, seed=1)
 
 
 def outcomes(some):

@@ -179,6 +179,18 @@ def test_a_demonstration_inside_a_tree_is_context():
     assert (counts.tokens_demonstrated, counts.tokens_stale, counts.tokens_without_credit) == (2, 0, 0)
 
 
+def test_a_demonstration_that_names_versions_is_one_all_the_same():
+    """No weights sampled it: against a behaviour log-probability of 0 its ratios would be probabilities."""
+    shown = turn((6, 7), (8,), logprobs=())
+    assert shown.versions and not shown.logprobs
+    tree = make_tree(
+        [node(1, 0, 0, 0, shown), node(2, 1, 0, 1, turn((9,)), depth=2)], [continuation(0, [1, 2], 1.0)]
+    )
+    (row,), counts = rows_of(tree)
+    assert row.trained.tolist() == [False] * 6 + [True]
+    assert (counts.tokens_generated, counts.tokens_trained, counts.tokens_demonstrated) == (3, 1, 2)
+
+
 NEW = Version(lineage=0, step=2)
 SHOWN, OLD, YOUNG = turn((6, 7), logprobs=(), versions=()), turn((8, 9)), turn((5,), versions=[(NEW, 1)])
 

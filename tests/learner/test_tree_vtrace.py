@@ -205,6 +205,16 @@ def test_a_critic_learns_one_term_of_each_turn_from_the_continuation_that_sample
     assert owners_of(tree, tree.continuations[1]) == {1}
 
 
+def test_a_critic_learns_nothing_from_a_demonstrated_turn():
+    """Its target is what an expert makes of the prefix, and no ratio says how far the policy is from that."""
+    tree = make_tree(
+        [node(1, 0, 0, 0, turn((5,), logprobs=[])), node(2, 1, 0, 1, turn((6,)), depth=2, value=0.25)],
+        [continuation(0, [1, 2], 1.0, baseline=0.5)],
+    )
+    terms = value_terms(tree, tree_vtrace(tree, GRANT, Evidence({2: 0.0})))
+    assert [(term.node, term.turn) for term in terms] == [(1, 2)]
+
+
 # -------------------------------------------------------------------------------------- off policy, exactly
 
 TARGET = World(

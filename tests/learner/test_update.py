@@ -16,7 +16,7 @@ from common.config_learner import (
 )
 from common.nouns import Tree, Version
 from learner.backend.alone import alone
-from learner.batching import cut, of_rows
+from learner.batching import of_rows
 from learner.credit import CREDITS, NO_EVIDENCE
 from learner.loss import LOSSES
 from learner.passes import known_tokens
@@ -30,6 +30,7 @@ from tests.learner.helpers import (
     V0,
     continuation,
     flat_tree,
+    flat_trees,
     forked_tree,
     learner_config,
     make_tree,
@@ -41,8 +42,7 @@ CLOCK = Clock(V0, max_lag=1)
 
 
 def batch(seed: int = 0, count: int = 4) -> list[Tree]:
-    rng = np.random.default_rng(seed)
-    return [flat_tree(number, rng) for number in range(count)]
+    return flat_trees(count, seed)
 
 
 def updater(settings: LearnerConfig, *, temperature: float = 1.0, deterministic: bool = False):
@@ -322,25 +322,6 @@ def test_warm_up_is_linear_and_then_constant():
 def test_every_node_weight_trains(node_weight):
     _, up = updater(learner_config(node_weight=node_weight))
     assert up.update([forked_tree(number) for number in range(4)], CLOCK).metrics["grad_norm"] > 0
-
-
-# ---------------------------------------------------------------------------------------- micro-batches
-
-
-def test_micro_batches_hold_every_row_once_and_stay_within_the_padded_budget():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 90, 100).tolist()
-    parts = cut(lengths, 256)
-    assert sorted(index for part in parts for index in part) == list(range(100))
-    assert all(len(part) * max(lengths[index] for index in part) <= 256 for part in parts)
-
-
-def test_a_row_longer_than_the_budget_comes_alone():
-    assert cut([10, 300, 10], 64) == [[1], [0, 2]]
-
-
-def test_one_by_one_keeps_the_canonical_order():
-    assert cut([3, 9, 1], 64, one_by_one=True) == [[0], [1], [2]]
 
 
 def test_the_registries_hold_what_the_configuration_offers():

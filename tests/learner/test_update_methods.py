@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from common.config_learner import (
     WeightConfig,
 )
 from common.errors import ConfigError
-from common.nouns import Tree
+from common.nouns import Tree, Version
 from learner.backend.alone import alone
 from learner.credit import CREDITS
 from learner.loss import LOSSES
@@ -34,13 +35,31 @@ from learner.reference import Reference
 from learner.rows import Clock, RowCounts
 from learner.update import Updater
 from learner.weight import WEIGHTS
-from tests.learner.helpers import SMALL_MODEL, TOKENIZER, V0, flat_tree, forked_tree, learner_config
+from tests.learner.helpers import (
+    SMALL_MODEL,
+    TOKENIZER,
+    V0,
+    continuation,
+    flat_tree,
+    forked_tree,
+    learner_config,
+    make_tree,
+    node,
+    turn,
+)
 
 CLOCK = Clock(V0, max_lag=1)
 
 
 def trees() -> list[Tree]:
     return [flat_tree(0, np.random.default_rng(0)), *(forked_tree(number) for number in (1, 2, 3))]
+
+
+def shown_tree(tree_id: int, versions: Sequence[tuple[Version, int]]) -> Tree:
+    """A demonstration, an unlikely one: whatever counts its tokens is far from the others."""
+    shown = [turn((6, 7, 8), (9,), (), versions), turn((10, 11, 12), (), (), versions)]
+    nodes = [node(1, 0, 0, 0, shown[0], value=0.25), node(2, 1, 0, 1, shown[1], depth=2)]
+    return make_tree(nodes, [continuation(0, [1, 2], 1.0, baseline=0.5)], tree_id)
 
 
 def updater(settings: LearnerConfig, *, rank: int = 0, world: int = 1) -> Updater:
@@ -259,3 +278,36 @@ def test_an_update_says_what_the_documentation_promises() -> None:
         "drop_fraction", "kl_behaviour", "entropy", "lag_share_0", "lag_share_1", "logprob_gap", "grad_norm",
         "rifb", "advantage_mass", "trees_without_gradient", "rows_trained", "loss", "lr",
     } <= set(metrics)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ demonstrations
+
+OF_TREES = ("rifb", "advantage_mass", "trees_of_mixed_versions", "trees_without_gradient")
+"""Metrics over all trees of a batch, demonstrations included, whether or not their tokens are trained."""
+
+
+@pytest.mark.parametrize("versions", [[], [(V0, 3)]], ids=["of nobody", "with versions"])
+@pytest.mark.parametrize(
+    "credit",
+    [CreditConfig(), CreditConfig(name="tree_vtrace"), CreditConfig(name="tree_vtrace", critic="head")],
+    ids=lambda credit: f"{credit.name}-{credit.critic}",
+)
+def test_no_diagnostic_counts_the_tokens_of_demonstrations(
+    credit: CreditConfig, versions: list[tuple[Version, int]]
+) -> None:
+    """Sample size, quantiles, ages, clips, the critic's error: those of the sampled tokens alone."""
+    loss, _ = CREDIT_DEMANDS.get(credit.name, ("ppo", "none"))
+    settings = learner_config(credit=credit, loss=LossConfig(name=loss, minibatches=1))
+    sampled, mixed = (
+        updater(settings).update(found, CLOCK)
+        for found in (trees(), [*trees(), shown_tree(4, versions), shown_tree(5, versions)])
+    )
+    assert mixed.counts.tokens_demonstrated == 12 and sampled.counts.tokens_demonstrated == 0
+    assert mixed.counts.tokens_trained == sampled.counts.tokens_trained > 0
+    expected, got = (
+        {name: value for name, value in each.metrics.items() if not name.startswith(OF_TREES)}
+        for each in (sampled, mixed)
+    )
+    assert {"ratio_ess", "ratio_q99", "lag_share_0", "clip_fraction", "entropy"} <= expected.keys()
+    assert ("critic_error" in expected) == (credit.critic == "head")
+    assert got == pytest.approx(expected, rel=1e-5)

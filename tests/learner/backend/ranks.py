@@ -38,10 +38,11 @@ from common.config_learner import (
 from common.errors import TreewardError
 from common.nouns import Tree, Version
 from common.processes import follow_parent
+from common.ranks import given_rank
 from common.rundir import RunDir
 from learner.assembly import assembly
 from learner.backend import Backend
-from learner.backend.group import Group, given_rank, open_group
+from learner.backend.group import Group, open_group
 from learner.backend.worker import Ranks, Trains, follow
 from learner.lora import PolicyFiles
 from learner.policy import build_model, model_files

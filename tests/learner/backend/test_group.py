@@ -7,8 +7,9 @@ import torch
 
 from common.config_backend import BackendConfig
 from common.errors import ConfigError, TreewardError
+from common.ranks import given_rank
 from learner.backend import worker
-from learner.backend.group import RankLost, given_rank, open_group, speaks_of_peers
+from learner.backend.group import RankLost, open_group, speaks_of_peers
 
 
 def test_one_rank_needs_nobody_and_leaves_torch_s_process_group_alone(tmp_path):
@@ -34,12 +35,6 @@ def test_an_environment_that_is_half_set_is_refused_with_what_is_missing(tmp_pat
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="without RANK, MASTER_ADDR, MASTER_PORT"):
         open_group(BackendConfig(device="cpu"), tmp_path)
-
-
-def test_a_rank_that_is_no_number_is_refused(monkeypatch):
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(ConfigError, match="RANK in the environment must be a whole number, got 'one'"):
-        given_rank()
 
 
 def test_a_rank_whose_others_do_not_come_gives_up_within_the_timeout(tmp_path, monkeypatch):
