@@ -181,15 +181,14 @@ def staleness(found: Results) -> str:
     rows = []
     for arm in dict.fromkeys(run["arm"] for run in found["runs"]):
         runs = [run for run in found["runs"] if run["arm"] == arm]
-        cells = [arm, f"{_mean(run['updates'] for run in runs):.0f}", f"{_age(runs):.1f}"]
+        cells = [arm, len(runs), f"{_mean(run['updates'] for run in runs):.0f}", f"{_age(runs):.1f}"]
         for mode in ("sampled", "greedy"):
             gap = found["gaps"].get(f"{arm}/{mode}")
             cells.append(f"{_mean(run['after'][mode]['mean'] for run in runs):.3f}")
             bound = f" (at most {gap['bound']:.3f})" if gap and "bound" in gap else ""
             cells.append(f"{gap['mean']:.3f}{bound}" if gap else "–")
         rows.append(cells)
-    seeds = len({run["seed"] for run in found["runs"]})
-    head = ["arm", "updates", "mean age", f"sampled ({seeds} seeds)", "gap (90 %)", "greedy", "gap (90 %)"]
+    head = ["arm", "seeds", "updates", "mean age", "sampled", "gap (90 %)", "greedy", "gap (90 %)"]
     asked = [
         [check["asked"], check["measured"], "yes" if check["holds"] else "**no**"]
         for check in found["checks"]

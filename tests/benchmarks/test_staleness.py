@@ -12,7 +12,7 @@ import pytest
 from benchmarks import staleness
 from benchmarks.cli import compose
 from benchmarks.results import BenchmarkFailed
-from benchmarks.staleness import ARMS, checks, gap, words_of
+from benchmarks.staleness import ARMS, checks, gap, no_effect, words_of
 from common.errors import ConfigError
 from common.nouns import ids
 
@@ -70,8 +70,20 @@ def test_every_arm_of_every_seed_is_run_once_and_the_last_line_is_the_headline(
     assert last == "staleness: gap_lag4=0.250 gap_lag16=0.500 gap_lag16_uncorrected=1.000"
     found = json.loads((tmp_path / "results" / "staleness.json").read_text())
     assert found["last_line"] == last and len(found["runs"]) == 2 * len(ARMS)
-    assert found["gaps"]["lag16/sampled"] == {"mean": 0.5, "bound": 0.5, "seeds": 2}
-    assert [check["holds"] for check in found["checks"]] == [False, False, True, True]
+    assert found["gaps"]["lag16/sampled"] == {"mean": 0.5, "bound": 0.5, "half": 0.0, "seeds": 2}
+    assert [check["holds"] for check in found["checks"]] == [False, False, True]
+
+
+def test_what_the_target_speaks_of_is_run_over_all_seeds_and_the_rest_over_the_first_five(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], tmp_path: Path
+) -> None:
+    arms = Arms()
+    assert run(monkeypatch, [*words[:-1], "--seeds=0,1,2,3,4,5,6"], arms) == 0
+    count = {arm: sum(ran == arm for _, ran in arms.ran) for arm in ARMS}
+    assert {arm for arm, times in count.items() if times == 7} == {"lag0", "lag4", "null"}
+    assert set(count.values()) == {5, 7}
+    found = json.loads((tmp_path / "results" / "staleness.json").read_text())
+    assert found["gaps"]["lag4/sampled"]["seeds"] == 7 and found["gaps"]["lag16/sampled"]["seeds"] == 5
 
 
 def test_an_interrupted_benchmark_goes_on_with_the_arm_that_was_cut_off(
@@ -114,15 +126,25 @@ def test_a_gap_is_paired_by_seed_and_its_bound_is_students_one_sided_limit() -> 
     # Gaps 0.25, 0.15, 0.20, 0.10, 0.30: mean 0.2, s 0.0791; t(0.90, 4) = 1.533.
     assert found["mean"] == pytest.approx(0.2) and found["seeds"] == 5
     assert found["bound"] == pytest.approx(0.2 + 1.533 * 0.0790569 / math.sqrt(5))
+    assert found["half"] == pytest.approx(2.776 * 0.0790569 / math.sqrt(5))
     assert gap(runs[:2], "lag4", "sampled") == {"mean": 0.25, "seeds": 1}
     assert gap(runs, "lag16", "sampled") == {}
 
 
 def test_a_check_fails_by_the_mean_or_by_the_bound() -> None:
-    assert [c["holds"] for c in checks("lag4", {"mean": 0.05, "bound": 0.12, "seeds": 5})] == [True, True]
-    assert [c["holds"] for c in checks("lag4", {"mean": 0.06, "bound": 0.12, "seeds": 5})] == [False, True]
-    assert [c["holds"] for c in checks("lag4", {"mean": 0.05, "bound": 0.13, "seeds": 5})] == [True, False]
-    assert len(checks("lag4", {"mean": 0.05, "seeds": 1})) == 1
+    assert [c["holds"] for c in checks({"mean": 0.05, "bound": 0.12, "seeds": 5})] == [True, True]
+    assert [c["holds"] for c in checks({"mean": 0.06, "bound": 0.12, "seeds": 5})] == [False, True]
+    assert [c["holds"] for c in checks({"mean": 0.05, "bound": 0.13, "seeds": 5})] == [True, False]
+    assert len(checks({"mean": 0.05, "seeds": 1})) == 1
+
+
+@pytest.mark.parametrize(
+    "mean, half, holds", [(0.05, 0.05, True), (-0.05, 0.05, True), (0.05, 0.04, False), (-0.05, 0.04, False)]
+)
+def test_a_control_has_no_effect_where_its_interval_holds_zero(mean: float, half: float, holds: bool) -> None:
+    (check,) = no_effect({"mean": mean, "bound": 9.0, "half": half, "seeds": 5})
+    assert check["holds"] is holds and check["measured"] == f"{mean:.3f} ± {half:.3f} over 5 seeds"
+    assert no_effect({"mean": mean, "seeds": 1}) == []
 
 
 def test_every_arm_is_a_valid_configuration_with_k_equal_to_its_lag() -> None:
