@@ -250,7 +250,7 @@ def check_machine(config: Config) -> None:
     Raises:
         ConfigError: half of a launcher's environment is set, or a GPU is insisted on that is not there.
     """
-    check_ranks(local=config.role is Role.LOCAL)
+    check_ranks(config.learner.backend.processes, local=config.role is Role.LOCAL)
     if config.learner.backend.device == "cuda":  # torch is asked only where somebody insists
         from learner.device import check_device
 

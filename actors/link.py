@@ -15,6 +15,7 @@ own: it is written before anything is sent, and what arrived is confirmed as dur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,16 +63,22 @@ class Link:
             hears=AllocatorToActor,
             hello=handlers.hello,
             heartbeat=handlers.heartbeat,
-            # Every one counts, not only the first: `greet` asks for what has changed.
-            on_welcome=lambda welcome, _begins: handlers.on_welcome(welcome),
+            on_welcome=self._welcomed,
         )
         self._session = Session(caller, endpoint, timing)
         self._acks: list[bytes] = []
         self._leaving: deque[list[bytes]] = deque()
         """What the writer is sending; the journal was written before it."""
         self._wake = asyncio.Event()
+        self._rhythm = asyncio.Event()
+        """Set when the time between heartbeats may have changed."""
         # Random once and then counted: asking the system for randomness each time costs a call a message.
         self._id_prefix, self._sent = new_id()[:8], 0
+
+    def _welcomed(self, welcome: Welcome, _begins: bool) -> None:
+        """Every one counts, not only the first: `greet` asks for what has changed."""
+        self._handlers.on_welcome(welcome)
+        self._rhythm.set()
 
     def send(self, message: Message) -> None:
         """Deliver `message`, whatever happens to the line. Raises `ProtocolError` if nobody would take it."""
@@ -174,7 +181,9 @@ class Link:
         """Returns when the allocator is silent: the session is over."""
         while self._session.tick(self._now()):
             self._stir()
-            await asyncio.sleep(self._session.patience(self._now()))
+            self._rhythm.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rhythm.wait(), self._session.patience(self._now()))
 
     def _acknowledgements(self) -> list[list[bytes]]:
         acks, self._acks = self._acks, []

@@ -162,7 +162,7 @@ def _look_for_its_last_checkpoint(found: Recovery, rundir: RunDir) -> None:
     ending, steps = found.core.ending, found.core.state.settings.steps
     if ending is None or ending.code:
         return
-    reached = last_step(rundir.checkpoints, hashed_from=steps)
+    reached = last_step(rundir.checkpoints)
     if reached is not None and reached < steps:
         found.fell_back, found.over = True, False
         LOG.warning(

@@ -14,10 +14,10 @@ before; the lag histogram is in the results), each evaluated on the same held-ou
 Seeds differ by more than what is looked for: lag0, lag4 and null, which the target speaks of, are run over
 all of them, the other arms over the first five.
 
-A gap is success at lag 0 less success at a lag, with the same correction, paired by seed; its bound is the
-one-sided 90 % limit of Student's t over the seeds. The last line is
-`staleness: gap_lag4= gap_lag16= gap_lag16_uncorrected=`, in success of sampled actions. The uncorrected arms
-are compared with the corrected one at lag 0: what one loses by not correcting.
+A gap is success of `lag0` less success of an arm, paired by seed; its bound is the one-sided 90 % limit of
+Student's t over the seeds. The last line is `staleness: gap_lag4= gap_lag16= gap_lag16_uncorrected=`, in
+success of sampled actions. The uncorrected arms are compared with the corrected one at lag 0 as well: what
+one loses by not correcting.
 
 Each finished arm is kept: started again, an interrupted benchmark goes on with the next one.
 """

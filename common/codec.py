@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from common.checks import check_message
-from common.errors import ProtocolError
+from common.errors import OtherProtocol, ProtocolError
 from common.messages import MAX_BATCH, PROTOCOL_VERSION, Message, MessageId, Metrics
 from common.nouns import MAX_CONTEXT_TOKENS, MAX_NODES, MAX_SNAPSHOT_BYTES, MAX_TEXT, Count, Name, Struct
 
@@ -142,7 +142,7 @@ def _check_prefix(prefix: bytes) -> None:
     if prefix == PREFIX:
         return
     if len(prefix) == len(PREFIX) and prefix.startswith(MAGIC):
-        raise ProtocolError(
+        raise OtherProtocol(
             f"the peer speaks protocol {prefix[-1]}, this process speaks {PROTOCOL_VERSION}: "
             "run the same release everywhere"
         )

@@ -48,6 +48,10 @@ class ProtocolError(TreewardError):
     exit_code = 5
 
 
+class OtherProtocol(ProtocolError):
+    """The other end is of another release: nothing that it says can be understood."""
+
+
 class PeerLost(TreewardError):
     """A role that the run cannot go on without is gone for good."""
 

@@ -31,6 +31,7 @@ from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
 from common.errors import PeerLost, StorageError, TreewardError
+from common.manifest import last_step
 from common.metrics import MetricsClient
 from common.opening import (
     is_complete,
@@ -39,7 +40,6 @@ from common.opening import (
     refuse_damaged,
     refuse_trained,
     shown,
-    trained_steps,
     wait_until_free,
 )
 from common.progress import Progress, Tail, duration, success_on
@@ -85,7 +85,7 @@ def run_local(config: Config, command: Command = role_command) -> int:
             say(f"{shown(rundir.path)} is complete, {what}: a larger learner.steps= goes on from there")
             return 0
         else:
-            refuse_damaged(rundir, config.learner.steps)
+            refuse_damaged(rundir)
             wait_until_free(rundir)
         record(rundir, config)
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
@@ -139,7 +139,7 @@ class LocalRun:
 
     def run(self) -> int:
         """The stages, in order."""
-        began, done = time.monotonic(), trained_steps(self.rundir, self.config.learner.steps) or 0
+        began, done = time.monotonic(), last_step(self.rundir.checkpoints) or 0
         if self.config.resume:
             say(f"resuming {shown(self.rundir.path)} at step {done}/{self.config.learner.steps}")
         say(f"run {shown(self.rundir.path)}: {self.config.cluster.actors} actors, logs in logs/")
@@ -149,6 +149,8 @@ class LocalRun:
         warm = time.monotonic()
         self.evaluate_before()
         if done < self.config.learner.steps:
+            # Of a run that was complete it speaks of weights that are no longer the last ones.
+            (self.rundir.path / "summary.json").unlink(missing_ok=True)
             self.start_ring()
             self.train(began)
             self.drain()

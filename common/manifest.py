@@ -97,20 +97,12 @@ def _as_map(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def last_step(checkpoints: Path, *, hashed_from: int | None = None) -> int | None:
-    """The step of the newest checkpoint whose files have the sizes that its manifest says; None = there is
-    none.
-
-    Args:
-        checkpoints: of a run.
-        hashed_from: of this step and later ones the bytes must be right too. For a caller to whom a run is
-            over there; below, whoever goes on loads the checkpoint, and hashes it.
-    """
+def last_step(checkpoints: Path) -> int | None:
+    """The step of a run's newest sound checkpoint, every byte looked at: whoever asks is about to load it, or
+    to rely on it. None = there is none."""
     for path in newest_first(checkpoints):
-        if is_whole(path):
-            step = read_manifest(path).step
-            if hashed_from is None or step < hashed_from or not damage(path, hashed=True):
-                return step
+        if not damage(path, hashed=True):
+            return read_manifest(path).step
     return None
 
 

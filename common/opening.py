@@ -113,24 +113,18 @@ def is_complete(rundir: RunDir, steps: int) -> bool:
         summary = json.loads((rundir.path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return int(summary.get("steps", steps)) >= steps and (trained_steps(rundir, steps) or 0) >= steps
+    return int(summary.get("steps", steps)) >= steps and (last_step(rundir.checkpoints) or 0) >= steps
 
 
-def trained_steps(rundir: RunDir, steps: int) -> int | None:
-    """The updates inside the newest checkpoint that can be gone on from; None = there is none. One that has
-    all `steps` is looked at byte by byte: nobody else would, and the run would count as complete."""
-    return last_step(rundir.checkpoints, hashed_from=steps)
-
-
-def refuse_damaged(rundir: RunDir, steps: int) -> None:
+def refuse_damaged(rundir: RunDir) -> None:
     """Raise `StorageError` where a run has checkpoints and can go on from none of them. The learner would,
     once all others have been started, and would not begin afresh either."""
-    if not has_checkpoint(rundir.path) or trained_steps(rundir, steps) is not None:
+    if not has_checkpoint(rundir.path) or last_step(rundir.checkpoints) is not None:
         return
-    found = [f"{shown(path)}/{damage(path, hashed=True)}" for path in newest_first(rundir.checkpoints)[:1]]
-    what = found[0] if found else f"{rundir.checkpoints} holds none but such as were set aside (corrupt-…)"
+    found = [f"the newest: {shown(at)}/{damage(at, hashed=True)}" for at in newest_first(rundir.checkpoints)]
+    what = [*found, f"{shown(rundir.checkpoints)} holds none but such as were set aside (corrupt-…)"][0]
     raise StorageError(
-        f"no checkpoint of {shown(rundir.path)} is sound, the newest: {what}; put one back from a copy, or "
+        f"no checkpoint of {shown(rundir.path)} is sound, {what}; put one back from a copy, or "
         "start a new run"
     )
 

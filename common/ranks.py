@@ -64,21 +64,34 @@ def given_world() -> int | None:
             f"RANK in the environment must be below WORLD_SIZE, got {os.environ['RANK']} and {word!r}: "
             "let a launcher set both, or unset both"
         )
+    port = os.environ["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"MASTER_PORT in the environment must be a port, 1 to 65535, got {port!r}: let a launcher "
+            "set it, or unset WORLD_SIZE"
+        )
     return int(word)
 
 
-def check_ranks(*, local: bool) -> None:
+def check_ranks(processes: int, *, local: bool) -> None:
     """Refuse an environment that a learner would refuse, or wait in for ranks that nobody starts.
 
     Args:
+        processes: `learner.backend.processes`; 1 leaves the number to a launcher.
         local: whether this process is to start all roles, its learner among them.
 
     Raises:
-        ConfigError: as the others here do; or several ranks are announced to a process that starts the only
-            learner: a launcher starts ranks of role=learner, and of nothing else.
+        ConfigError: as the others here do; or a launcher started another number of ranks than was asked for;
+            or several ranks are announced to a process that starts the only learner: a launcher starts ranks
+            of role=learner, and of nothing else.
     """
     world = given_world()
     given_local_rank()
+    if world is not None and processes not in (1, world):
+        raise ConfigError(
+            f"learner.backend.processes must be 1 or what WORLD_SIZE in the environment says, {world}, got "
+            f"{processes}: unset RANK and WORLD_SIZE, or leave the number of ranks to the launcher"
+        )
     if local and world is not None and world > 1:
         raise ConfigError(
             "WORLD_SIZE in the environment must be 1 or unset with role=local, which starts one learner, got "

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.codec import Envelope, decode, encode
-from common.errors import PeerLost, ProtocolError
+from common.errors import OtherProtocol, PeerLost, ProtocolError
 from common.logs import Repeats, fields
 from common.messages import Durable, Heartbeat, Hello, Message, Received, Welcome
 from common.outbox import Outbox
@@ -143,11 +143,13 @@ class Session:
         """Frames came. What is no matter of the session is returned, for the caller to act upon and confirm.
 
         Raises:
-            ProtocolError: another run answers at the endpoint.
+            ProtocolError: another run, or another release, answers at the endpoint.
         """
         self._heard_at = now
         try:
             envelope = decode(frames, self._caller.hears)
+        except OtherProtocol as error:
+            raise OtherProtocol(f"the allocator at {self._endpoint}: {error}") from error
         except ProtocolError as error:
             self._bad_frame(error, now)
             return None

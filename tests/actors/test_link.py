@@ -226,6 +226,15 @@ def test_what_is_said_while_the_line_is_stuck_waits_until_the_journal_is_written
     run(scenario)
 
 
+def test_heartbeats_follow_the_allocators_word_at_once_and_not_after_a_beat_of_ones_own() -> None:
+    async def scenario() -> None:
+        own = Timing(heartbeat_s=60.0, dead_after_s=240.0, lost_after_s=240.0)
+        async with FakeAllocator(welcome()) as allocator, Caller(allocator.endpoint, own):
+            await until(lambda: len(allocator.heartbeats) > 1, what="heartbeats of every 50 ms")
+
+    run(scenario)
+
+
 def test_damaged_messages_are_counted_and_change_nothing() -> None:
     async def scenario() -> None:
         async with FakeAllocator(welcome()) as allocator, Caller(allocator.endpoint) as caller:

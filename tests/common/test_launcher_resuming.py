@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import StorageError
+from common.errors import PeerLost, StorageError
+from common.launcher import LocalRun
 from common.manifest import MANIFEST_FILE, Manifest, encode_manifest, entries_of, step_name
 from common.rundir import RunDir
 from common.supervisor import RoleLost
@@ -97,15 +98,34 @@ def test_a_run_without_any_sound_checkpoint_is_refused_before_anything_is_starte
         if aside:
             folder.rename(folder.with_name(f"corrupt-{folder.name}"))
     shutil.rmtree(launch.path / "logs")
-    # Below the last step nobody hashes but the learner: the older one is found by its size.
-    for model in launch.path.glob("learner/checkpoints/*-00000001/model"):
-        model.write_bytes(b"")
-    what = (
-        r"/step-00000002/model is damaged: its SHA-256" if not aside else r"none but such as were set aside"
-    )
-    with pytest.raises(StorageError, match=rf"^no checkpoint of runs/\S+ is sound, .*{what}.*from a copy"):
+    what = r"the newest: runs/\S+/step-00000002/model is damaged: its SHA-256"
+    if aside:
+        what = r"runs/\S+/checkpoints holds none but such as were set aside"
+    with pytest.raises(StorageError, match=rf"^no checkpoint of runs/\S+ is sound, {what}.*from a copy"):
         resumed(launch).run()
     assert not (launch.path / "logs").exists() or not any((launch.path / "logs").iterdir())
+
+
+def test_a_run_that_fell_back_is_complete_only_once_its_new_weights_are_evaluated(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch.run() == 0
+    checkpoint(launch, 1, model=b"one")
+    last = checkpoint(launch, 2, model=b"two") / "model"
+    last.write_bytes(b"twO")
+
+    def interrupted(_self: LocalRun, when: str, _checkpoint: str) -> None:
+        if when == "after":
+            raise PeerLost("interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalRun, "start_evaluation", interrupted)
+        with pytest.raises(PeerLost):
+            resumed(launch).run()
+    last.write_bytes(b"two")  # the learner made it again
+    launch.said()
+    assert resumed(launch).run() == 0
+    assert "is complete" not in launch.said(), "the summary was of the weights that were lost"
 
 
 def test_a_run_that_ended_before_its_evaluation_is_only_evaluated(launch: Launch) -> None:

@@ -71,6 +71,18 @@ def test_another_run_is_refused_in_one_sentence_with_the_remedy(role: str) -> No
     assert side.written() == [] and side.welcomes == []
 
 
+def test_an_allocator_of_another_release_is_refused_and_not_waited_for() -> None:
+    """What it says cannot be read, and breaks the silence all the same."""
+    side = opened(sends=1)
+    with pytest.raises(ProtocolError) as caught:
+        side.session.heard([b"TW\x00\x02", *word(welcome())[1:]], 0.5)
+    assert str(caught.value) == (
+        "the allocator at tcp://there:1: the peer speaks protocol 2, this process speaks 1: "
+        "run the same release everywhere"
+    )
+    assert caught.value.exit_code == 5
+
+
 def test_whoever_belongs_to_no_run_joins_the_first_and_stays_with_it() -> None:
     side = talking()
     assert side.session.run == "run"
