@@ -165,7 +165,7 @@ def _look_for_its_last_checkpoint(found: Recovery, rundir: RunDir) -> None:
     reached = last_step(rundir.checkpoints)
     if reached is not None and reached < steps:
         found.fell_back, found.over = True, False
-        LOG.warning(
+        LOG.error(
             "the run was complete, but its newest sound checkpoint is of update %d of %d: it goes on from "
             "there, with other trees for the updates that are lost",
             reached, steps, extra=fields("fell_back", reached=reached),
