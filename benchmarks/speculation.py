@@ -1,6 +1,7 @@
 """What waiting costs a tree search, and what not waiting costs it: D from 0 to 64, in simulated time.
 
     python -m benchmarks.speculation [--full] [--huge] [--real] [--seeds 0,1] [--jobs N] [--work DIR]
+    python -m benchmarks.speculation --ratios [--seeds 0,1] [--jobs N] [--work DIR]
 
 Tree search over flat sampling at equal tokens, on the same slots with the same number of trees in flight. The
 allocator's core is the real one; actors, learner and time are simulated (`benchmarks.fleet`), turns take what
@@ -15,6 +16,10 @@ from 1/8 to 2, more D, and the rules `trace` and `random` everywhere. `--real` a
 sockets (`benchmarks.speculation_real`). Cells that have finished are kept in the working directory and not
 repeated. The last line, of `uucb` at its default D in the hard cell of 1,000 slots, is
 `speculation: overhead_sync= overhead= rifb_loss= agreement=`.
+
+`--ratios` measures the cells of 16 slots in `--full` alone, into a results file of their own: trees to slots
+from 1/8 to 2, every D, every rule. Its last line, of `uucb` at its default D with heavy tails, is
+`speculation_ratios: overhead_eighth= overhead_half= overhead_two=`.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +50,7 @@ DEFAULTS = {"uucb": 48, "trace": 8, "random": 24}
 TOKENS_PER_CONTINUATION = 70
 """About what one costs: fixes how many tokens are measured for a number of trees."""
 HEADLINE_SLOTS = 1_000
+HEADLINE_RATIOS = {"eighth": 0.125, "half": 0.5, "two": 2.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +93,17 @@ def _quick(seeds: Sequence[int]) -> Iterator[Task]:
             yield Task(cell=hard, arms=_arms("trace", (0,)), seed=seed, trees=110)
 
 
+def ratios(seeds: Sequence[int]) -> Iterator[Task]:
+    """Few slots: every ratio, rule and bound."""
+    for seed, ratio, tail in product(seeds, RATIOS, (True, False)):
+        cell = Cell(slots=16, ratio=ratio, tail=tail)
+        yield Task(cell=cell, arms=_arms("uucb", STALENESS), seed=seed, trees=32)
+        for rule in ("trace", "random"):
+            yield Task(cell=cell, arms=_arms(rule, FEW), seed=seed, trees=32)
+
+
 def _full(seeds: Sequence[int]) -> Iterator[Task]:
-    for seed in seeds:
-        for ratio in RATIOS:
-            for tail in (True, False):
-                cell = Cell(slots=16, ratio=ratio, tail=tail)
-                yield Task(cell=cell, arms=_arms("uucb", STALENESS), seed=seed, trees=32)
-                for rule in ("trace", "random"):
-                    yield Task(cell=cell, arms=_arms(rule, FEW), seed=seed, trees=32)
+    yield from ratios(seeds)
     for seed in seeds:
         hard = Cell(slots=HEADLINE_SLOTS, ratio=HARD_RATIO, tail=True)
         yield Task(cell=hard, arms=_arms("uucb", (0, 8, 16, 32, 64)), seed=seed, trees=200)
@@ -126,6 +136,13 @@ def run_task(task: Task) -> list[Row]:
 
 
 # ------------------------------------------------------------------------------------------ the headline
+
+
+def headline_of_ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """Overhead of `uucb` at its default D where tails are heavy, by trees per slot."""
+    where = {"slots": 16, "tail": True, "rule": "uucb", "staleness": DEFAULTS["uucb"]}
+    found = {name: find(rows, ratio=ratio, **where) for name, ratio in HEADLINE_RATIOS.items()}
+    return {f"overhead_{name}": row["overhead"] for name, row in found.items() if row is not None}
 
 
 def headline(rows: Sequence[Row]) -> dict[str, float]:
@@ -163,6 +180,7 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation")
     parser.add_argument("--full", action="store_true", help="all slots, ratios, rules and seeds: hours")
     parser.add_argument("--huge", action="store_true", help="10,000 slots too: twenty minutes more")
+    parser.add_argument("--ratios", action="store_true", help="16 slots with every ratio, and nothing else")
     parser.add_argument("--real", action="store_true", help="real processes too: some minutes more")
     parser.add_argument("--jobs", type=int, default=1, help="cells measured at once")
     parser.add_argument("--seeds", type=numbers, help="of the arms (default: 0, with --full 0 to 4)")
@@ -176,11 +194,16 @@ def options(words: Sequence[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     """Measure, write, print; returns the exit code."""
     args = options(words)
-    session = results.begin("speculation", words, quick=not args.full)
+    name = "speculation_ratios" if args.ratios else "speculation"
+    session = results.begin(name, words, module="speculation", quick=not (args.full or args.ratios))
     args.work.mkdir(parents=True, exist_ok=True)
-    settings = {"commit": session.git["commit"], "dirty": session.git["dirty"], "full": args.full}
+    settings = {
+        "commit": session.git["commit"],
+        "dirty": session.git["dirty"],
+        "full": args.full or args.ratios,
+    }
     partial = Partial(args.work / "partial.json", settings)
-    tasks = plan(args.full, args.seeds, args.huge)
+    tasks = list(ratios(args.seeds)) if args.ratios else plan(args.full, args.seeds, args.huge)
     todo = [task for task in tasks if partial.get(task.seed, task.name) is None]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         for task, rows in zip(todo, pool.imap(run_task, todo), strict=True):
@@ -192,7 +215,8 @@ def main(words: list[str]) -> int:
     real = measure_real(args.work, args.seeds[0], DEFAULTS["uucb"]) if args.real else []
     rows = over_seeds(runs)
     more: dict[str, Any] = {"rows": rows, "real": real, "defaults": DEFAULTS}
-    line = results.finish(session, headline(rows), runs, args.results, **more)
+    values = headline_of_ratios(rows) if args.ratios else headline(rows)
+    line = results.finish(session, values, runs, args.results, **more)
     tables.update_if_committed(args.results)
     partial.remove()
     print(line, flush=True)

@@ -238,6 +238,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "recovery": recovery,
     "learner_kills": learner_kills,
     "speculation": speculation,
+    "speculation_ratios": speculation,
     "drift": drift,
     "bias": bias,
     "lag_bias": lag_bias,
@@ -247,7 +248,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "allocation_frozenlake": frozenlake,
 }
 """Results file -> its tables."""
-MODULES = {"fleet": "allocator_fleet", "recovery": "allocator_recovery"}
+MODULES = {
+    "fleet": "allocator_fleet",
+    "recovery": "allocator_recovery",
+    "speculation_ratios": "speculation --ratios",
+}
 """Results file -> the benchmark that makes it, where their names differ."""
 
 

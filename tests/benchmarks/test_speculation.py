@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results, speculation
-from benchmarks.speculation import DEFAULTS, RATIOS, Task, headline, plan
+from benchmarks.speculation import DEFAULTS, RATIOS, Task, headline, headline_of_ratios, plan, ratios
 from benchmarks.speculation_arms import Cell
 
 
@@ -29,6 +29,16 @@ def test_the_full_tier_covers_slots_ratios_tails_and_all_bounds() -> None:
     bounds = {d for task in tasks for rule, d in task.arms if rule == "uucb"}
     assert {0, 1, 2, 4, 8, 16, 32, 64} <= bounds
     assert {"uucb", "trace", "random"} == {rule for task in tasks for rule, _ in task.arms}
+
+
+def test_the_ratios_alone_are_those_of_the_full_tier_and_have_a_headline_of_their_own() -> None:
+    alone = list(ratios([0]))
+    assert [task for task in plan(True, [0]) if task in alone] == alone
+    assert {task.cell.ratio for task in alone} == set(RATIOS) and {task.cell.slots for task in alone} == {16}
+    rows = [{**row(DEFAULTS["uucb"], 16, overhead=ratio), "ratio": ratio} for ratio in RATIOS]
+    assert headline_of_ratios(rows) == {
+        "overhead_eighth": 0.125, "overhead_half": 0.5, "overhead_two": 2.0,
+    }  # fmt: skip
 
 
 def row(staleness: int, slots: int = 1_000, **more: float) -> dict[str, object]:
