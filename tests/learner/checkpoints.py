@@ -64,3 +64,9 @@ def everything(model, backend) -> list[torch.Tensor]:
 def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
     assert len(one) == len(other)
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))

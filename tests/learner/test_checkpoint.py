@@ -38,6 +38,7 @@ from tests.learner.checkpoints import (
     assert_same,
     everything,
     files_of,
+    flip_a_bit,
     model_and_backend,
     restore,
     save,
@@ -94,7 +95,7 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from learner import checkpoint
-from tests.learner.test_checkpoint import save
+from tests.learner.checkpoints import save
 
 count = 0
 real = checkpoint.os.fsync
@@ -135,12 +136,6 @@ def test_the_order_of_a_save_is_write_sync_manifest_sync_rename_sync(tmp_path, m
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])

@@ -7,7 +7,7 @@ import pytest
 from common.errors import StorageError
 from learner.checkpoint import read_checkpoint, save_checkpoint
 from learner.checkpoint_tool import differing, main
-from tests.learner.test_checkpoint import OLD, files_of, flip_a_bit, model_and_backend, save, state
+from tests.learner.checkpoints import OLD, files_of, flip_a_bit, model_and_backend, save, state
 
 
 @pytest.fixture
