@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import math
@@ -29,6 +28,7 @@ from actors.turns import Tools, play, sample
 from common.config import Config
 from common.errors import ConfigError, EngineError, StorageError
 from common.logs import fields, setup_logs
+from common.manifest import sha256_of
 from common.metrics import MetricsClient
 from common.nouns import TaskId, TurnStatus, Version
 from common.opening import MODEL_FILES, lacks
@@ -244,14 +244,9 @@ def is_sound(folder: Path) -> bool:
     """Whether a checkpoint's model has the bytes its manifest says."""
     try:
         entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return all(_digest(folder / name) == entries[name]["sha256"] for name in MODEL_FILES)
+        return all(sha256_of(folder / name) == entries[name]["sha256"] for name in MODEL_FILES)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_model(folder: Path) -> None:

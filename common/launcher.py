@@ -31,15 +31,14 @@ from common import spool, tracking
 from common.audit import audit_run
 from common.config import Config, Role
 from common.errors import PeerLost, StorageError, TreewardError
-from common.manifest import last_step
 from common.metrics import MetricsClient
 from common.opening import (
     is_complete,
     open_run,
     record,
-    refuse_damaged,
     refuse_trained,
     shown,
+    step_to_go_on_from,
     wait_until_free,
 )
 from common.progress import Progress, Tail, duration, success_on
@@ -77,6 +76,7 @@ def run_local(config: Config, command: Command = role_command) -> int:
         RoleLost: a child crashed that the run cannot go on without.
     """
     rundir = open_run(config)
+    done = 0
     with rundir.lock("local"):
         if not config.resume:
             refuse_trained(rundir)
@@ -85,13 +85,13 @@ def run_local(config: Config, command: Command = role_command) -> int:
             say(f"{shown(rundir.path)} is complete, {what}: a larger learner.steps= goes on from there")
             return 0
         else:
-            refuse_damaged(rundir)
             wait_until_free(rundir)
+            done = step_to_go_on_from(rundir)
         record(rundir, config)
         supervisor = Supervisor(rundir.path / "logs", config.cluster.max_restarts, say)
         try:
             with supervisor:
-                return LocalRun(config, rundir, supervisor, command).run_to_end()
+                return LocalRun(config, rundir, supervisor, command, done).run_to_end()
         except Interrupted as interrupted:
             say(f"stopped by {interrupted}: all processes have ended, run {shown(rundir.path)}")
             return 128 + interrupted.signal_number
@@ -113,6 +113,8 @@ class LocalRun:
     rundir: RunDir
     supervisor: Supervisor
     command: Command
+    done: int
+    """Updates inside the checkpoint that it goes on from."""
     tracker: str = ""
     """Endpoint of the tracker; empty = none."""
     times: dict[str, float] = field(default_factory=dict)
@@ -139,16 +141,16 @@ class LocalRun:
 
     def run(self) -> int:
         """The stages, in order."""
-        began, done = time.monotonic(), last_step(self.rundir.checkpoints) or 0
+        began = time.monotonic()
         if self.config.resume:
-            say(f"resuming {shown(self.rundir.path)} at step {done}/{self.config.learner.steps}")
+            say(f"resuming {shown(self.rundir.path)} at step {self.done}/{self.config.learner.steps}")
         say(f"run {shown(self.rundir.path)}: {self.config.cluster.actors} actors, logs in logs/")
         self.tails = {r: Tail.from_here(self.rundir.log_file(r)) for r in ("learner", "allocator", "tracker")}
         self.start_tracker()
         self.warm_start()
         warm = time.monotonic()
         self.evaluate_before()
-        if done < self.config.learner.steps:
+        if self.done < self.config.learner.steps:
             # Of a run that was complete it speaks of weights that are no longer the last ones.
             (self.rundir.path / "summary.json").unlink(missing_ok=True)
             self.start_ring()

@@ -128,7 +128,7 @@ def damage(path: Path, *, hashed: bool = False) -> str:
             file = path / name
             if (size := file.stat().st_size) != entry.size:
                 return f"{name} has {size} bytes, expected {entry.size}"
-            if hashed and _sha256(file) != entry.sha256:
+            if hashed and sha256_of(file) != entry.sha256:
                 return f"{name} is damaged: its SHA-256 differs from the manifest"
     except OSError as error:
         return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
@@ -137,6 +137,7 @@ def damage(path: Path, *, hashed: bool = False) -> str:
     return ""
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Of its bytes, as hex digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

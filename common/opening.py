@@ -116,13 +116,20 @@ def is_complete(rundir: RunDir, steps: int) -> bool:
     return int(summary.get("steps", steps)) >= steps and (last_step(rundir.checkpoints) or 0) >= steps
 
 
-def refuse_damaged(rundir: RunDir) -> None:
-    """Raise `StorageError` where a run has checkpoints and can go on from none of them. The learner would,
-    once all others have been started, and would not begin afresh either."""
-    if not has_checkpoint(rundir.path) or last_step(rundir.checkpoints) is not None:
-        return
-    found = [f"the newest: {shown(at)}/{damage(at, hashed=True)}" for at in newest_first(rundir.checkpoints)]
-    what = [*found, f"{shown(rundir.checkpoints)} holds none but such as were set aside (corrupt-…)"][0]
+def step_to_go_on_from(rundir: RunDir) -> int:
+    """The update inside a run's newest sound checkpoint; 0 where it has none yet.
+
+    Raises:
+        StorageError: it has checkpoints and can go on from none of them. The learner would say so once all
+            others have been started, and would not begin afresh either.
+    """
+    step = last_step(rundir.checkpoints)
+    if step is not None or not has_checkpoint(rundir.path):
+        return step or 0
+    newest = next(iter(newest_first(rundir.checkpoints)), None)
+    what = f"{shown(rundir.checkpoints)} holds none but such as were set aside (corrupt-…)"
+    if newest is not None:
+        what = f"the newest: {shown(newest)}/{damage(newest, hashed=True)}"
     raise StorageError(
         f"no checkpoint of {shown(rundir.path)} is sound, {what}; put one back from a copy, or "
         "start a new run"
